@@ -1,7 +1,8 @@
 """Branch coverage of the CPU's binders by the samples of their own gates: a branch that no sample takes is a branch that no gate sees.
 Floor 7.
 
-Kernels are called on what parity and fault gates call them on: each case with one worker and with two, each refused content once.
+Kernels are called on what their gates of parity, determinism and faults call them on: each case with one worker and with two, each refused
+content once.
 The workers take turns on the caller's thread, so what is covered does not hang on time. Meanwhile every opcode of the binders' files is
 traced (sys.settrace, which every supported Python has; lines alone would not tell the two sides of `a if b else c`). A conditional jump
 must have jumped, and have gone on. What a binder itself holds counts only while its own component is called; what binders share counts
@@ -28,6 +29,7 @@ from alpha.backends.cpu.workers import Task, Workers
 from alpha.component import Component
 from alpha.errors import InputError
 from alpha.gates.branches import Side, codes, follow, jumps
+from alpha.gates.cpu.determinism import chosen
 from alpha.gates.cpu.subjects import refused as samples_refused
 from alpha.gates.subjects import Case, case_of, cases, generator, pin_blas, spec_of
 from alpha.tomlfile import read_toml
@@ -167,7 +169,7 @@ def _left(taken: dict[CodeType, set[tuple[int, bool]]], called: set[CodeType], e
 
 def _call(component: Component, nonce: str) -> None:
     """Every case with one worker, with two and in place, each content that is refused once."""
-    for case in cases(component, nonce):
+    for case in {c.name: c for c in (*cases(component, nonce), *chosen(component, nonce))}.values():
         for n in (1, 2):
             _run(component, case, n)
         for pair in component.inplace:
