@@ -10,13 +10,14 @@
 // The counter. A cluster draws until it draws a number that is no unit's: `units - clusters` draws find one, `clusters` do not, which makes
 // `units` draws. It wraps to 0 behind units - 1 (atom.inc), so it is 0 again when all have drawn, and a captured launch can be replayed. A
 // launch that is under way needs a counter of its own. Where there is no more than one unit a cluster, none is drawn and none is needed.
+// (OWNED: every unit is drawn, and one number more by each cluster, so it wraps behind units + clusters - 1.)
 //
 // Ordering argument, barrier by barrier
 //   wanted    1 arrival: the first CTA's producer asks for a ticket. It asks again only after it has read that one, so no request is lost.
 //   ready[s]  1 arrival + 16 bytes, by the drawing warp (deliver.cuh). All who walk wait for it, then read ticket s.
 //   reuse     tickets need no barrier of their own: the ring of operands holds the walkers together. Say ticket t + 1 is sent while tile t is
-//             being loaded (tile 0 has no ticket). All but the last STAGES steps before tile t have been released by those who read them in
-//             both CTAs, and a tile has at least one step, so tile t - 1 - STAGES has been released whole, and (PINGPONG) tile t - 2 - STAGES
+//             being loaded (tile 0 has no ticket; OWNED: one that is sent before all else). All but the last STAGES steps before tile t have
+//             been released by those who read them in both CTAs, and a tile has at least one step, so tile t - 1 - STAGES has been released whole, and (PINGPONG) tile t - 2 - STAGES
 //             by the other warpgroup. Who releases a step of a tile has read its ticket and all before, producers included, for they loaded
 //             it. So ticket t - 2 - STAGES has been read by all, and ticket t + 1 may take its place: STAGES + 3 slots.
 #pragma once

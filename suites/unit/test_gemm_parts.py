@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
+from actors import Actor, play
 from host_library import host_library, sources
 
 from alpha.backends.cuda.kernels.gemm import CLUSTERS, GemmProblem, _Problem, choose
@@ -147,10 +148,6 @@ def test_a_part_that_is_misplaced_is_found(find: str, replace: str) -> None:
     assert any(wrong(library, drawn(random.Random(i))) for i in range(200))
 
 
-Actor = Iterator[Callable[[], bool]]
-"""Yields what it waits for."""
-
-
 class Launch:
     """One launch. `resident`: clusters that fit the GPU beside what else runs there; another begins where one has ended, in any order.
     `drawn`: whether runs are, or else dealt out by a cluster's number."""
@@ -193,25 +190,11 @@ class Launch:
         self.free += 1
 
     def run(self) -> bool:
-        """Whether all have ended; one actor moves at a time, and for stretches some are left aside."""
-        actors = [self.cluster(i) for i in range(self.clusters)]
-        waits = {i: next(actor) for i, actor in enumerate(actors)}
-        aside = set[int]()
-        while waits:
-            if self.rng.random() < 0.05:
-                aside = {i for i in waits if self.rng.random() < 0.5}
-            able = [i for i, ready in waits.items() if ready()]
-            if not able:
-                return False
-            i = self.rng.choice([i for i in able if i not in aside] or able)
-            try:
-                waits[i] = next(actors[i])
-            except StopIteration:
-                del waits[i]
-        return True
+        """Whether all have ended."""
+        return play([self.cluster(i) for i in range(self.clusters)], self.rng)
 
 
-def play(library: ctypes.CDLL, *, drawn_runs: bool, seed: int) -> Launch | None:
+def ended(library: ctypes.CDLL, *, drawn_runs: bool, seed: int) -> Launch | None:
     """A launch that has ended, or None where all wait."""
     rng = random.Random(seed)
     p = drawn(rng)
@@ -223,7 +206,7 @@ def play(library: ctypes.CDLL, *, drawn_runs: bool, seed: int) -> Launch | None:
 def test_no_owner_waits_for_ever_and_sums_are_in_order(seed: int) -> None:
     library = raster()
     for i in range(300):
-        launch = play(library, drawn_runs=True, seed=hash((seed, i)))
+        launch = ended(library, drawn_runs=True, seed=hash((seed, i)))
         assert launch is not None, "all wait"
         assert launch.counter == 0 and not any(launch.counts.values()) and not launch.memory
         for tile, terms in launch.sums.items():
@@ -233,7 +216,7 @@ def test_no_owner_waits_for_ever_and_sums_are_in_order(seed: int) -> None:
 def test_runs_dealt_out_by_number_can_wait_for_ever() -> None:
     """What runs are drawn for: where a GPU holds fewer clusters than were launched, and begins them in any order."""
     library = raster()
-    assert any(play(library, drawn_runs=False, seed=i) is None for i in range(300))
+    assert any(ended(library, drawn_runs=False, seed=i) is None for i in range(300))
 
 
 def test_parity_and_determinism_have_both_ways_of_adding() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from actors import Actor, play
 
 from alpha.backends.cuda import lib
 from alpha.backends.cuda.kernels.gemm import BUSY, CLUSTERS, COOPERATIVE, DEFERRED, PINGPONG, GemmConfig, GemmProblem, choose, prepare
@@ -23,9 +24,6 @@ from alpha.cuda_runtime.opcodes import opcodes
 from alpha.errors import MachineError, ShapeError
 from alpha.gates.device_code import audit as kernels_audit
 from alpha.types import TensorType
-
-Actor = Iterator[Callable[[], bool]]
-"""Yields what it waits for."""
 
 
 @dataclass
@@ -178,26 +176,9 @@ class Launch:
             block.empty[at % self.config.stages].arrive()
 
     def run(self) -> None:
-        """Until all have ended, one actor at a time; for stretches some are left aside."""
-        waits: dict[int, Callable[[], bool]] = {}
-        for i, actor in enumerate(self.actors):
-            self.step(i, actor, waits)
-        aside: set[int] = set()
-        while waits:
-            if self.rng.random() < 0.02:
-                aside = set(self.rng.sample(range(len(self.actors)), self.rng.randrange(len(self.actors))))
-            able = [i for i, ready in waits.items() if ready()]
-            if not able:
-                raise AssertionError("all wait")
-            i = self.rng.choice([i for i in able if i not in aside] or able)
-            self.step(i, self.actors[i], waits)
-
-    @staticmethod
-    def step(i: int, actor: Actor, waits: dict[int, Callable[[], bool]]) -> None:
-        try:
-            waits[i] = next(actor)
-        except StopIteration:
-            waits.pop(i, None)
+        """Until all have ended."""
+        if not play(self.actors, self.rng):
+            raise AssertionError("all wait")
 
 
 def launch(config: GemmConfig, seed: int, less: int = 0) -> Launch:
