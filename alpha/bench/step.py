@@ -145,11 +145,12 @@ class RandomTokens(PermutedSampler):
 
 
 class Ours:
-    """The loop of `alpha train` over a program. `world`: this rank among those of a job; `fill`: gives the parameters in place of a draw.
-    Use as a context manager."""
+    """The loop of `alpha train` over a program. `world`: this rank among those of a job; `fill`: gives the parameters in place of a draw;
+    `apart`: steps between spot checks that another one came to, whose first step was looked at: this one begins at the step behind it. Use
+    as a context manager."""
 
     def __init__(self, cfg: Config, program: Program, catalogue: Catalogue, sampler: RandomTokens, clocks: Clocks | None,
-                 world: World | None = None, fill: _Fill | None = None) -> None:
+                 world: World | None = None, fill: _Fill | None = None, apart: int = 0) -> None:
         self._stack, self.clocks, ranks = ExitStack(), clocks, Ranks(world)
         self.checked: set[int] = set()
         """Steps whose launches were looked at one by one: their collectives run in line, without stamps of their own."""
@@ -161,6 +162,9 @@ class Ours:
             store.begin(0, time.perf_counter_ns(), time.perf_counter_ns(), time.time_ns())
             self.loop = Loop(cfg, self.executor, sampler, cast(Any, None), cast(Any, None), folder, store, ranks)
             self.loop.start(fill)
+            if apart:
+                self.loop.spots.end(self.loop.step)
+                self.loop.spots.apart, self.loop.step = apart, self.loop.step + 1
             self._stack.callback(self.loop.recorder.finish)
         except BaseException:
             self._stack.close()
@@ -331,8 +335,8 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
         rows, wanted = [Row("torch", why=f"no peer: the model in PyTorch does not do {why}")], []
     parameters: dict[str, str] = {}
 
-    def opened() -> Ours:
-        return Ours(cfg, program, catalogue, sampler, gpu, fill=partial(_filled, parameters) if parameters else None)
+    def opened(apart: int) -> Ours:
+        return Ours(cfg, program, catalogue, sampler, gpu, fill=partial(_filled, parameters) if parameters else None, apart=apart)
 
     with tempfile.TemporaryDirectory(prefix="alpha-bench-") as folder, Place(opened) as place:
         ours = place.ours()
@@ -357,21 +361,23 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
 
 
 class Place:
-    """Where ours is, while it has the device. Use as a context manager."""
+    """Where ours is, while it has the device. `make` is told how far apart spot checks were when ours left, 0 the first time. Use as a
+    context manager."""
 
-    def __init__(self, make: Callable[[], Ours]) -> None:
-        self._make, self._here = make, cast("Ours | None", None)
+    def __init__(self, make: Callable[[int], Ours]) -> None:
+        self._make, self._here, self._checks_apart = make, cast("Ours | None", None), 0
 
     def ours(self) -> Ours:
         """Ours, opened anew if it had to leave."""
         if self._here is None:
-            self._here = self._make().__enter__()
+            self._here = self._make(self._checks_apart).__enter__()
         return self._here
 
     def leave(self) -> None:
         """Give the device back."""
         if self._here is not None:
             here, self._here = self._here, None
+            self._checks_apart = here.loop.spots.apart
             here.__exit__(None, None, None)
 
     def __enter__(self) -> Place:
@@ -504,7 +510,8 @@ class Session:
                 self.report(f"{variant.name}: timing, in turn with ours")
                 taken[variant.name].append(self._block(model.block, self._count(model.block, seconds)))
                 memory = model.memory
-                model.park()
+                if turn < APART - 1:
+                    model.park()
         turns = len(taken[OURS])
         kept = clocks.kept(taken, None) if self.gpu is not None else {name: noise.keep(np.zeros(turns, bool)) for name in taken}
         return replace(self.figures(replace(row, together=False), (dict(taken), kept)), memory=memory)

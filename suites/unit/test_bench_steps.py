@@ -22,6 +22,7 @@ from alpha.optim.init import fill_initial
 from alpha.train import loop
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
+from alpha.train.spots import Spots
 
 pytestmark = pytest.mark.usefixtures("warm_peers")
 
@@ -134,6 +135,20 @@ def test_a_cool_gpu_is_warmed_up_first() -> None:
     assert gpu.celsius == 60 and 4 <= gpu.blocks <= 6
     session.warm(gpu)  # type: ignore[arg-type]
     assert gpu.blocks <= 10  # warm already: two blocks say so, and what finds out how long one is
+
+
+def test_the_first_step_of_ours_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Ours that comes again computes the same launches at the same sizes: what looked at them takes longer than its turn."""
+    calm(monkeypatch)
+    cfg, looked, parked = tiny(tmp_path), list[int](), list[str]()
+    known = first_steps(cfg)
+    draw, park = Spots._draw, step.Theirs.park
+    monkeypatch.setattr(Spots, "_draw", lambda self: looked.append(self._step) or draw(self))
+    monkeypatch.setattr(step.Theirs, "park", lambda self: parked.append("parked") or park(self))
+    found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, chosen=lambda name: name == NAMES[0],
+                       command=made(**known, flag=str(tmp_path / "flag")))
+    row = next(r for r in found.rows if r.name == NAMES[0])
+    assert not row.why and len(row.blocks) == step.APART and looked == [0] and len(parked) == step.APART - 1
 
 
 def test_what_the_peer_does_not_do_is_said(tmp_path: Path) -> None:

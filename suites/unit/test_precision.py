@@ -411,7 +411,9 @@ def test_every_row_says_what_it_keeps_by_a_name_that_it_has() -> None:
 # -- run files -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "vocab", "millions"), [("gpt2-124m", 50304, 124), ("llama-1b", 32768, 1107)])
+@pytest.mark.parametrize(("name", "vocab", "millions"), [
+    ("gpt2-124m", 50304, 124), ("gpt2-1.5b", 50304, 1557), ("llama-1b", 32768, 1107), ("llama-3b", 32768, 3020),
+    ("llama-8b-shapes", 128256, 1486)])
 def test_the_gpu_run_files_plan_without_a_gpu(name: str, vocab: int, millions: int) -> None:
     """Parameters as published, every launch a kernel of cuda, no tensor of all logits anywhere, and room to spare on the chip."""
     cfg = load(CONFIGS / f"{name}.toml")
