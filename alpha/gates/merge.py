@@ -58,7 +58,7 @@ def judged(catalogue: Catalogue, root: Path, faults: Sequence[Fault], past: Mapp
     less = asked.problems(now, listed, base, reasons)
     found += [Finding(ERROR, where, 0, "asked", why, "restore it, or give the reason: `alpha gate asked --why TEXT`, and commit both files")
               for why in less]
-    more = asked.fallen({k: v for k, v in now.items() if k != asked.DIGEST}, listed)
+    more = asked.fallen({k: v for k, v in now.items() if k != asked.POLICY_DIGEST}, listed)
     if more and not less:
         found.append(Finding(WARNING, where, 0, "asked", f"the list lags behind: {len(more)} items, such as {more[0]}",
                              "run `alpha gate asked` and commit the list"))

@@ -18,6 +18,7 @@ from alpha.graph.effects import extent_of, no_extent
 from alpha.graph.ir import Graph, Node, Value
 from alpha.graph.order import COMPUTE
 from alpha.graph.state import Init, StateLayout, TensorSpec
+from alpha.ops.spec import OpSpec
 from alpha.ops.table import row
 from alpha.types import TensorType
 
@@ -65,13 +66,7 @@ class Tracer:
             raise ShapeError(f"{op} at {where}: unknown attribute", came=", ".join(f"{k}={attrs[k]!r}" for k in unknown),
                              expected=", ".join(spec.known_attributes) or f"no attributes: {op} has none",
                              do=f"did you mean `{close[0]}`?" if close else f"leave out {unknown[0]}, or add it to the row of {op}")
-        try:
-            types = spec.infer([v.type for v in inputs], attrs)
-        except KeyError as missing:
-            raise ShapeError(f"{op} at {where}: a required attribute is missing", came=sorted(attrs), expected=str(missing)) from None
-        except ShapeError as error:
-            raise ShapeError(f"{error.what} (at {where}, layer {self.layer or 'none'})", came=error.came, expected=error.expected,
-                             do=error.do) from None
+        types = self._types(spec, inputs, attrs, where)
         node = Node(op, inputs, attrs, layer=self.layer, phase=self.phase, source=where, stream=self.stream, stage=self.stage,
                     microbatch=self.microbatch, sms=self.sms)
         count = len(self.graph.nodes)
@@ -80,6 +75,28 @@ class Tracer:
                              for i, t in enumerate(types))
         self.graph.nodes.append(node)
         return node.outputs if len(node.outputs) != 1 or op == "split" else node.outputs[0]
+
+    def _types(self, spec: OpSpec, inputs: tuple[Value, ...], attrs: dict[str, Any], where: str) -> tuple[TensorType, ...]:
+        """What the row's shape rule says. ShapeError where it refuses, or was given what it cannot read: too few or too many operands, a
+        missing attribute, one of another kind."""
+        op, starred = spec.name, any(name[0] == "*" for name in spec.inputs)
+        least = sum(name[0] != "*" and name[-1] != "?" for name in spec.inputs)
+        if len(inputs) < least or (len(inputs) > len(spec.inputs) and not starred):
+            optional = "; a ? marks what may be left out" if least < len(spec.inputs) else ""
+            raise ShapeError(f"{op} at {where}: the operands are not those of its row", came=f"{len(inputs)}",
+                             expected=", ".join(spec.inputs) or "none", do=f"call t.{op}({', '.join(spec.inputs)}){optional}")
+        try:
+            return spec.infer([v.type for v in inputs], attrs)
+        except ShapeError as error:
+            raise ShapeError(f"{error.what} (at {where}, layer {self.layer or 'none'})", came=error.came, expected=error.expected,
+                             do=error.do) from None
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, KeyError) and error.args[0] in spec.known_attributes:
+                raise ShapeError(f"{op} at {where}: a required attribute is missing", came=sorted(attrs), expected=str(error)) from None
+            came = [*(str(v.type) for v in inputs), *(f"{k}={x!r}" for k, x in sorted(attrs.items()))]
+            raise ShapeError(f"{op} at {where}: operands or attributes are of a kind that its row does not take",
+                             came=", ".join(came)[:200],
+                             expected=f"{', '.join((*spec.inputs, *spec.known_attributes))}, as the row of {op} says") from error
 
     def __getattr__(self, op: str) -> Any:
         if op.startswith("_"):

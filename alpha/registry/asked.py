@@ -1,8 +1,8 @@
 """What is asked of evidence, counted and committed, so that less is never asked without a reason. Floor 3.
 
 `baselines/asked.txt` holds a line per item, name and number: reference classes, those that must be signed, gates owed, runs, cases
-of each record, planted faults, catches with a record, the score of seeded mutants, and the digest of the policy. An item that falls,
-or goes, turns the merge gate red.
+of each record, planted faults, catches with a record, the score of seeded mutants. An item that falls, or goes, turns the merge gate red.
+So does a digest that changes: that of the policy, and those of what each row of the op table says (statements.py).
 `alpha gate asked --why TEXT` writes the file anew and keeps names, numbers and reason in `baselines/asked.toml`; the merge gate asks for
 these where the history shows that the file itself fell.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from alpha.component import Catalogue
 from alpha.errors import CorruptError
 from alpha.files import read_regular
-from alpha.registry import catches, mutants, policy, signatures
+from alpha.registry import catches, mutants, policy, signatures, statements
 from alpha.registry.cases import Repeats
 from alpha.registry.evidence import load_file, path_of, reference_classes, write_atomic
 from alpha.registry.faults import Fault
@@ -29,8 +29,14 @@ from alpha.tomlfile import parse_toml
 POLICY = ("claims", "distance", "gates", "gpu", "judge", "machine", "pins", "policy", "signatures")
 """Modules beside this one that say what is owed, by what it is judged and which class a machine is of."""
 
-DIGEST = "policy"
-"""The one item whose value is no number: any change asks for a reason."""
+POLICY_DIGEST = "policy"
+ROW = "row "
+"""Items of these names, the second one's followed by a row and an aspect, have digests for values: any change asks for a reason."""
+
+
+def is_digest(name: str) -> bool:
+    """Whether an item's value is no number."""
+    return name == POLICY_DIGEST or name.startswith(ROW)
 
 
 def texts() -> dict[str, str]:
@@ -43,10 +49,13 @@ def policy_digest(sources: Mapping[str, str]) -> str:
     return hashlib.sha256("\0".join(f"{name} {meaning(text)}" for name, text in sorted(sources.items())).encode()).hexdigest()[:32]
 
 
-def today(catalogue: Catalogue, root: Path, faults: Iterable[Fault], sources: Mapping[str, str] | None = None) -> dict[str, str]:
-    """name -> value of everything that is asked now, from code and from the committed evidence of the reference classes."""
+def today(catalogue: Catalogue, root: Path, faults: Iterable[Fault], sources: Mapping[str, str] | None = None,
+          rows: Mapping[str, str] | None = None) -> dict[str, str]:
+    """name -> value of everything that is asked now, from code and from the committed evidence of the reference classes. `sources`: the
+    policy's texts; `rows`: digests of what rows say; by default those of the package."""
     references = reference_classes(root)
-    found = {DIGEST: policy_digest(texts() if sources is None else sources)}
+    found = {POLICY_DIGEST: policy_digest(texts() if sources is None else sources)}
+    found |= {f"{ROW}{name}": digest for name, digest in (statements.digests() if rows is None else rows).items()}
     found |= {f"reference {key}": "1" for key in references.values()}
     found |= {f"signed {key}": "1" for key in signatures.signers(root)}
     found |= {f"runs {profile} {backend} {gate.name}": str(n) for gate in TABLE for (profile, backend), n in gate.repeats.items()}
@@ -80,7 +89,7 @@ def read(text: str) -> dict[str, str]:
     """name -> value; CorruptError where a line is none, or the lines are not sorted."""
     lines = text.splitlines()
     found: dict[str, str] = {name: value for line in lines if " " in line for name, value in [line.rsplit(" ", 1)]}
-    if len(found) != len(lines) or lines != sorted(lines) or not all(_number(v) >= 0 for n, v in found.items() if n != DIGEST):
+    if len(found) != len(lines) or lines != sorted(lines) or not all(_number(v) >= 0 for n, v in found.items() if not is_digest(n)):
         raise CorruptError("the list of what is asked cannot be read", came=f"{len(lines)} lines", expected="sorted lines, name and number",
                            do="restore it from version control, or run `alpha gate asked`")
     return found
@@ -111,11 +120,11 @@ def reasons(root: Path) -> dict[str, str]:
 
 
 def fallen(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """'name value' of each item of which less is asked now than before; of the policy, whether it is another one."""
+    """'name value' of each item of which less is asked now than before; of digests, each that is another one."""
     wrong = []
     for name, value in before.items():
         new = now.get(name, "0")
-        if (new != value) if name == DIGEST else not _number(new) >= _number(value):
+        if (new != value) if is_digest(name) else not _number(new) >= _number(value):
             wrong.append(f"{name} {new}")
     return sorted(wrong)
 

@@ -3,11 +3,15 @@
 DRAW is 7 to 11. Each mutant of drawn_mutants_DRAW.toml runs alone on a copy of the package. It is asked of the gates that reject faults
 planted in its file, the most frequent first, then of ELSEWHERE by folder. Printed are who caught it, and scores by class with their 95 %
 intervals. A gate that does not end in time caught nothing that one can be sure of: it is shown apart.
+One in a row of an op that they all pass is asked of the merge gate's list of what rows say.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -65,6 +69,20 @@ def job(entry: dict[str, str]) -> plant.Job:
     return plant.Job(entry["id"], attempts(path, folder), entry["file"], text.replace(entry["find"], entry["replace"]), timeout=SECONDS)
 
 
+def stated(job: plant.Job) -> list[str]:
+    """The first items of the merge gate's list that a row of an op no longer agrees with."""
+    ask = ("from alpha.registry import asked, statements\nfrom alpha.registry.evidence import shipped_root\n"
+           "rows = {k: v for k, v in asked.committed(shipped_root()).items() if k.startswith(asked.ROW)}\n"
+           "print(*asked.fallen(rows, {asked.ROW + k: v for k, v in statements.digests().items()})[:2], sep=', ')")
+    with tempfile.TemporaryDirectory() as folder:
+        plant.copy_package(Path(folder))
+        (Path(folder) / "alpha" / job.file).unlink()
+        (Path(folder) / "alpha" / job.file).write_text(job.text, encoding="utf-8")
+        ended = subprocess.run([sys.executable, "-c", ask], cwd=folder, env={**os.environ, "PYTHONPATH": folder}, text=True,
+                               capture_output=True, timeout=SECONDS, check=False)
+    return [ended.stdout.strip()] if ended.stdout.strip() else ended.stderr.strip().splitlines()[-1:]
+
+
 def main(draw: str, prefixes: list[str]) -> None:
     """Run those of a draw whose id begins with one of the prefixes, all by default."""
     drawn = read_toml(Path(__file__).with_name(f"drawn_mutants_{draw}.toml"))["mutant"]
@@ -73,11 +91,15 @@ def main(draw: str, prefixes: list[str]) -> None:
 
     def told(outcome: plant.Outcome) -> None:
         late = outcome.error.startswith(LATE)
-        component, reasons = "", ()
+        component, reasons = "", list[str]()
         if outcome.records:
-            record, _, reasons = outcome.records[-1]
+            record, _, told_by = outcome.records[-1]
+            reasons = [*told_by]
             component = f"{record.component} {record.gate}"
         by = outcome.caught_by
+        if not by and outcome.job.file.startswith("ops/"):
+            reasons = stated(outcome.job)
+            by = component = "the merge gate" if reasons else ""
         of[outcome.job.name.partition(".")[0]] += 1
         caught[outcome.job.name.partition(".")[0]] += bool(by and not late)
         fate = "LATE" if late else f"caught by {component or by}" if by else "SURVIVED"

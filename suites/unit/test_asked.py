@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from planted import planted
 
@@ -17,11 +18,14 @@ from alpha.errors import CorruptError
 from alpha.gates import merge
 from alpha.gates.contracts.registry.committed import CATALOGUE, FAULT, Committed, agree
 from alpha.gates.contracts.registry.common import make
+from alpha.ops.table import row
 from alpha.registry import asked, judge, policy
 from alpha.registry.evidence import load_file, path_of, reference_classes, shipped_root
 from alpha.registry.gates import TABLE
 from alpha.registry.judge import AMBIGUOUS, Judgement
+from alpha.registry.statements import Statement
 from alpha.train.catalogue import catalogue
+from alpha.types import Attrs, TensorType
 
 Items = dict[str, str]
 
@@ -57,16 +61,16 @@ WEAKENED = {
 
 @pytest.mark.parametrize("what", WEAKENED)
 def test_an_edit_of_the_policy_asks_for_a_reason(what: str) -> None:
-    now = {**items(), asked.DIGEST: edited(*WEAKENED[what])}
+    now = {**items(), asked.POLICY_DIGEST: edited(*WEAKENED[what])}
     (told,) = asked.problems(now, items(), items(), {})
     assert "policy" in told
     (told,) = asked.problems(now, now, items(), {})  # the list was written anew by hand
     assert "no reason" in told
-    assert not asked.problems(now, now, items(), {f"policy {now[asked.DIGEST]}": "because"})
+    assert not asked.problems(now, now, items(), {f"policy {now[asked.POLICY_DIGEST]}": "because"})
 
 
 def test_comments_of_the_policy_ask_for_none() -> None:
-    assert edited("judge", "RATIO = 2.0", "RATIO = 2.0  # twice") == items()[asked.DIGEST]
+    assert edited("judge", "RATIO = 2.0", "RATIO = 2.0  # twice") == items()[asked.POLICY_DIGEST]
 
 
 def without(prefix: str) -> Callable[[Items], Items]:
@@ -101,6 +105,38 @@ def test_less_is_red_until_a_reason_is_committed(what: str, tmp_path: Path) -> N
     assert asked.problems(now, asked.committed(root), items(), asked.reasons(root)) == []
     assert len(asked.problems(now, asked.committed(root), items(), {})) == 1, "the reason was taken away"
     assert asked.renew(root, items(), "") == [] and len(asked.reasons(root)) == 1
+
+
+def test_a_row_that_says_something_else_asks_for_a_reason() -> None:
+    """Each aspect of a row; a row that goes; not a new one."""
+    rows = [name for name in items() if name.startswith("row mean ")]
+    assert sorted(rows) == [f"row mean {aspect}" for aspect in ("counts", "gives", "gradient", "parts", "takes", "within")]
+    for name in rows:
+        for value in ("0" * 16, "f" * 16):
+            now = {**items(), name: value}
+            assert asked.problems(now, items(), items(), {}) == [f"less is asked than the committed list says: {name} {value}"]
+            assert len(asked.problems(now, now, items(), {})) == 1
+            assert asked.problems(now, now, items(), {f"{name} {value}": "because"}) == []
+    gone = {name: value for name, value in items().items() if name not in rows}
+    assert len(asked.fallen(items(), gone)) == 6
+    assert asked.problems(items(), gone, gone, {}) == []
+
+
+def test_a_row_that_allows_more_is_told_by_the_aspect() -> None:
+    """Bugs that no gate of a kernel can see, for they call it on what its row takes."""
+    mean, dropout = row("mean"), row("dropout")
+    bound = mean.bound
+    assert bound is not None
+
+    def silent(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+        return dropout.infer(types, {**attrs, "seed": min(int(str(attrs["seed"])), 2**32 - 1)})
+
+    broken = {"mean counts": replace(mean, flops=lambda t, a: mean.flops(t, a) + 1),
+              "mean within": replace(mean, bound=lambda x, a: [2 * np.asarray(b) for b in bound(x, a)]),
+              "dropout takes": replace(dropout, infer=silent)}
+    for name, spec in broken.items():
+        now, was = Statement(spec).texts, Statement(row(spec.name)).texts
+        assert [f"{spec.name} {aspect}" for aspect in now if now[aspect] != was[aspect]] == [name]
 
 
 def test_items_follow_the_code_and_the_evidence() -> None:

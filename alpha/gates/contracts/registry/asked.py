@@ -16,7 +16,7 @@ from alpha.component import Measured
 from alpha.errors import CorruptError
 from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.registry.common import BASE, GOOD, HERE, KERNEL, ONE, SINGLE, TOP, catalogue, folder, make, parity_case
-from alpha.registry import asked, mutants, signatures
+from alpha.registry import asked, mutants, signatures, statements
 from alpha.registry.catches import Catch, save_catches
 from alpha.registry.evidence import save, write_reference
 from alpha.registry.faults import Fault
@@ -39,7 +39,8 @@ def items(rng: np.random.Generator) -> Measured:
             _evidence(checks, rng, root, with_gpu)
     with folder() as at:
         checks.that(sorted(asked.today(catalogue(), at / "none", [])) ==
-                    sorted({"policy", *(f"runs {p} {b} {g.name}" for g in TABLE for p, b in g.repeats)}), "items of nothing")
+                    sorted({"policy", *(f"row {name}" for name in statements.digests()),
+                            *(f"runs {p} {b} {g.name}" for g in TABLE for p, b in g.repeats)}), "items of nothing")
     checks.that(asked.texts() == {name: (Path(asked.__file__).parent / f"{name}.py").read_text() for name in asked.POLICY},
                 "the texts of the policy")
     checks.that("judge" in asked.texts() and asked.policy_digest(asked.texts()) == asked.today(catalogue(), Path("none"), [])["policy"],
@@ -83,10 +84,12 @@ def _evidence(checks: Checks, rng: np.random.Generator, root: Path, with_gpu: bo
         mutants.save(mutants.Scores(seed="5eed", number=n[2], areas={"all": (0, n[3], 1)}, survivors=(), measure="00"), root)
         wanted |= {"mutants caught": f"{round(caught / counted, 4):.4f}", "mutants counted": str(counted)}  # of the pinned one
     sources = {"b": f"B = {n[0]}\n", "a": "A = 1\n"}
+    rows = {f"mean {aspect}": f"{rng.integers(1 << 40):x}" for aspect in ("takes", "within")}
+    wanted |= {f"row {name}": digest for name, digest in rows.items()}
     told = "\0".join(f"{name} {meaning(sources[name])}" for name in ("a", "b"))
     wanted["policy"] = hashlib.sha256(told.encode()).hexdigest()[:32]
     with mock.patch.object(asked, "TABLE", table):
-        found = asked.today(catalogue(BASE, TOP, KERNEL, SINGLE), root, faults, sources)
+        found = asked.today(catalogue(BASE, TOP, KERNEL, SINGLE), root, faults, sources, rows)
     wrong = sorted({*found.items()} ^ {*wanted.items()})
     checks.that(not wrong, f"items: {wrong[:4]}")
     commented = {"a": "A = 1  # one\n", "b": f"\n\nB = {n[0]}\n"}
@@ -149,6 +152,10 @@ def _fallen(rng: np.random.Generator) -> tuple[dict[str, str], dict[str, str], l
     before, now, fell = {"policy": "ab"}, {"policy": ("ab", "0c")[int(rng.integers(2))]}, list[str]()
     if now["policy"] != "ab":
         fell.append("policy 0c")
+    before |= {"row sum takes": "1e2", "row sum within": "07", "row old counts": "9"}
+    now |= {"row sum takes": ("1e2", "1e3", "100")[int(rng.integers(3))], "row sum within": "07", "row new takes": "f"}
+    fell += [f"row sum takes {now['row sum takes']}"] * (now["row sum takes"] != "1e2")  # a digest, though it looks like a number
+    fell.append("row old counts 0")
     for i in range(int(rng.integers(1, 14))):
         name, was = f"item {'xyz'[i % 3]} {i}", float(rng.integers(0, 50)) / 4
         kind = int(rng.integers(5))
@@ -179,11 +186,12 @@ def _shown(items: list[str]) -> str:
 def damaged(rng: np.random.Generator) -> Measured:
     """A list or reasons that cannot be read are refused, and what to do is said; a value that is no number is less than any."""
     checks = Checks()
-    for text in ("a\n", "b 1\na 1\n", "a x\n", "a nan\n", "a 1\na 2\n", "a -1\n", "a 1\n\n", "a 1\nb\n", "policy\n"):
+    for text in ("a\n", "b 1\na 1\n", "a x\n", "rows a1\n", "a nan\n", "a 1\na 2\n", "a -1\n", "a 1\n\n", "a 1\nb\n", "policy\n"):
         told = ("the list of what is asked cannot be read", f"{len(text.splitlines())} lines", "sorted lines, name and number", MEND)
         checks.tells(CorruptError, told, lambda text=text: asked.read(text))  # type: ignore[misc]
     number = f"{rng.integers(1, 99)}"
     checks.that(asked.read(f"a b c {number}\npolicy x\n") == {"a b c": number, "policy": "x"}, "a name of several words")
+    checks.that(asked.read("row sum takes a1\n") == {"row sum takes": "a1"}, "a digest of a row")
     checks.that(asked.read("a 0\n") == {"a": "0"} and asked.read("") == {}, "as little as nothing")
     checks.that(asked.fallen({"a": "0"}, {"a": "many"}) == ["a many"], "a value that is no number")
     checks.that(asked.fallen({"a": "0", "b": "nan"}, {"a": "nan"}) == ["a nan", "b 0"], "a value that is not a number")

@@ -13,7 +13,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import CorruptError
 from alpha.gates.contracts.checks import Checks
-from alpha.gates.contracts.registry import asked, consistent, past, signed, spoiled, whole
+from alpha.gates.contracts.registry import asked, consistent, past, signed, spoiled, stated, whole
 from alpha.gates.contracts.registry.committed import CATALOGUE, FAULT, PROBE, Committed, agree, red
 from alpha.gates.contracts.registry.common import (
     BASE,
@@ -393,7 +393,8 @@ def _mutants(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.check": {
         "parity": [("sound evidence is green", _green), ("digests twice", _current), ("read whole", whole.read),
-                   ("printed whole", whole.printed), ("asked of evidence", asked.items), ("less for a reason alone", asked.kept),
+                   ("printed whole", whole.printed), ("asked of evidence", asked.items), ("statements of rows", stated.statements),
+                   ("statements of the table", stated.of_the_table), ("less for a reason alone", asked.kept),
                    ("signed", signed.written), ("signatures judged", signed.judged), ("where a branch began", past.left_at),
                    ("lines of the past", past.lines)],
         "determinism": [("printed", _printed)],
