@@ -178,7 +178,7 @@ def _step(args: argparse.Namespace, console: Console) -> int:
         return _step_ranks(args, cfg, console, commit)
     with Printer().doing("building, checking and timing"):
         result = step.bench(cfg, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
-                            budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant))
+                            budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant), report=_telling())
     show_step(result, console)
     if args.json:
         _write(args.json, {"flops": VERSION, "step": result})

@@ -339,11 +339,14 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
         return Ours(cfg, program, catalogue, sampler, gpu, fill=partial(_filled, parameters) if parameters else None, apart=apart)
 
     with tempfile.TemporaryDirectory(prefix="alpha-bench-") as folder, Place(opened) as place:
+        report(f"{OURS}: opening")
         ours = place.ours()
+        report(f"{OURS}: opened; parameters and tokens to files" if wanted else f"{OURS}: opened")
         parameters |= _written(folder, ours.parameters() if wanted else {})
         tokens = [f"{folder}/tokens{i}.npy" for i in range(CHECKED)]
         for i, path in enumerate(tokens):
             np.save(path, sampler.rows(i))
+        report(f"{OURS}: {CHECKED} steps, the first one looked at launch by launch")
         job = Job(cfg.machine.backend, threads_for(cfg), sizes_of(cfg, program) if wanted else {}, parameters, tokens,
                   (cfg.train.batch, cfg.data.sequence), ours.take(CHECKED),
                   agreement.bound({cfg.train.precision}, cfg.train.batch * cfg.data.sequence), gpu, command)
@@ -496,6 +499,7 @@ class Session:
             for turn in range(APART):
                 if turn and self.left() <= 0:
                     break
+                self.report(f"{OURS}: turn {turn + 1} of {APART}")
                 ours = self.place.ours()
                 self.warm(ours)
                 taken[OURS].append(self._block(ours.block, self._count(ours.block, seconds)))

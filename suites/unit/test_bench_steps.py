@@ -71,17 +71,20 @@ def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_taking_turns_keeps_to_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One turn each where no time is left for more; the peer is built once, and ours gets the parameters that it drew first."""
+    """One turn each where no time is left for more; the peer is built once, and ours gets the parameters that it drew first. What goes on
+    is told as it begins, so that a measurement that was cut off says where."""
     calm(monkeypatch)
-    cfg, left, drawn = tiny(tmp_path), iter([100.0] * 4), list[str]()
+    cfg, left, drawn, told = tiny(tmp_path), iter([100.0] * 4), list[str](), list[str]()
     monkeypatch.setattr(step.Session, "left", lambda self: next(left, 0.0))
     monkeypatch.setattr(loop, "fill_initial", lambda *args, **more: drawn.append("drawn") or fill_initial(*args, **more))
     known = first_steps(cfg)
     drawn.clear()
     found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, budget=1.0, chosen=lambda name: name == NAMES[0],
-                       command=made(**known, flag=str(tmp_path / "flag")))
+                       command=made(**known, flag=str(tmp_path / "flag")), report=told.append)
     row = next(r for r in found.rows if r.name == NAMES[0])
     assert not row.why and not row.together and len(row.blocks) == len(row.beside) == 1 and drawn == ["drawn"]
+    assert told == ["ours: opening", "ours: opened; parameters and tokens to files",
+                    "ours: 3 steps, the first one looked at launch by launch", f"{NAMES[0]}: building and checking", "ours: turn 1 of 3", f"{NAMES[0]}: timing, in turn with ours"]
 
 
 def test_what_waits_on_the_host_has_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
