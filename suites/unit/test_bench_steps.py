@@ -84,7 +84,8 @@ def test_taking_turns_keeps_to_the_budget(tmp_path: Path, monkeypatch: pytest.Mo
     row = next(r for r in found.rows if r.name == NAMES[0])
     assert not row.why and not row.together and len(row.blocks) == len(row.beside) == 1 and drawn == ["drawn"]
     assert told == ["ours: opening", "ours: opened; parameters and tokens to files",
-                    "ours: 3 steps, the first one looked at launch by launch", f"{NAMES[0]}: building and checking", "ours: turn 1 of 3", f"{NAMES[0]}: timing, in turn with ours"]
+                    "ours: 3 steps, the first one looked at launch by launch", f"{NAMES[0]}: building and checking",
+                    "ours: turn 1 of 3", f"{NAMES[0]}: timing, in turn with ours"]
 
 
 def test_what_waits_on_the_host_has_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
