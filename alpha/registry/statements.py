@@ -6,7 +6,7 @@ tolerance would pass all of them. The digests of these texts are asked for by th
 
 Calls are the row's own samples, the smallest of each sort, and what lies one step beside them: an operand of another type, or with an axis
 more or less; an axis longer or shorter by one, or empty, alone and with all that are as long; an attribute one more or less, negated, at
-zero, at the ends of integers, of another kind. Data are drawn from one seed. Values are told as sums of five digits,
+zero, at the ends of integers, of another kind; an id that is no row. Data are drawn from one seed. Values are told as sums of five digits,
 which no other library's rounding changes.
 """
 
@@ -147,10 +147,19 @@ class Statement:
             yield f"{sample.name}: {' '.join(_summed(b) for b in bound(sample.inputs, sample.attrs))}"
 
     def _gives(self, sample: Sample) -> Iterator[str]:
-        """What the oracle gives, summed over each result; of a collective, the bits that 2, 3 and 5 members get."""
-        yield f"{sample.name}: {_told(lambda: ' '.join(_summed(y) for y in self.spec.oracle(*sample.inputs, **sample.attrs)))}"
+        """What the oracle gives, summed over each result; for integers below, at and far above their least too; of a collective, the bits
+        that 2, 3 and 5 members get."""
+        yield f"{sample.name}: {self._given(sample.inputs, sample)}"
+        for i, x in enumerate(map(np.asarray, sample.inputs)):
+            for value in (-1, 0, 2**31 - 1) if x.dtype.kind == "i" and x.size else ():
+                first = np.where(np.arange(x.size).reshape(x.shape) == 0, value, x)
+                yield f"operand {i} begins with {value}: {self._given([*sample.inputs[:i], first, *sample.inputs[i + 1 :]], sample)}"
         for n in (2, 3, 5) if self.spec.across is not None else ():
             yield f"{sample.name}, {n} members: {_told(lambda n=n: _exchanged(self.spec, sample, n))}"  # type: ignore[misc]
+
+    def _given(self, inputs: Sequence[np.ndarray], sample: Sample) -> str:
+        with np.errstate(all="ignore"):
+            return _told(lambda: " ".join(_summed(y) for y in self.spec.oracle(*inputs, **sample.attrs)))
 
     def _parts(self, sample: Sample) -> Iterator[str]:
         """The composition that stands for the row, and attributes of operands that are three times as long."""

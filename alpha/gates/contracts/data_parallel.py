@@ -320,6 +320,7 @@ def _told_where(ref: Reference, rng: np.random.Generator) -> Measured:
     gathers = [x for x in p.plans["update"].launches if x.op == "all_gather"]
     units = [unit.name for unit in p.states["param"].units]
     astray += [f"{x.op} of {x.layer or 'no layer'} on {x.stream or 'compute'}" for x in gathers if x.stream != COMM]
+    astray += [f"{x.op} of {x.layer} in {x.phase}" for x in gathers if x.layer and x.phase != "reduce"]
     astray += [] if [x.layer for x in gathers if x.layer] == units else [f"gathers of {[x.layer for x in gathers]}"]
     return yes(not astray and cases > 6 and len(gathers) == len(units) + 1, "; ".join(astray[:2]), cases=cases + len(gathers))
 
@@ -467,7 +468,10 @@ def _refuse_ranks(rng: np.random.Generator) -> Measured:
              refuses(ShapeError, lambda: DataParallel(2, 2)),
              refuses(ShapeError, lambda: DataParallel(2, micros=2).check(StepShape(micro_batch=1, seq=8, shards=2), "f32")),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2, micros=2), "f32")),
-             refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16"))]
+             refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16")),
+             refuses(ShapeError, lambda: DataParallel(2, precision="bf16").check(StepShape(micro_batch=1, seq=8, shards=2), "f32"))]
+    for precision in ("f32", "bf16"):
+        DataParallel(2, precision=precision).check(StepShape(micro_batch=1, seq=8, shards=2), precision)
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
 

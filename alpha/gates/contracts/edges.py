@@ -23,7 +23,7 @@ from alpha.graph.cuts import CUTS, SCORES, parts, scores_of, widened
 from alpha.graph.differentiate import differentiate
 from alpha.graph.effects import no_extent
 from alpha.graph.evaluate import evaluate
-from alpha.graph.ir import Graph, Value, attrs_text
+from alpha.graph.ir import Graph, Value, attrs_text, prune
 from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Memory, Plan, Program, Role, Step, describe
 from alpha.graph.state import Init, ShardedLayout, StateLayout, TensorSpec, flat_boxes, flat_shards, tensor_shards, whole
@@ -242,7 +242,18 @@ def extents(rng: np.random.Generator) -> Measured:
         refused = no_extent(x)
         raise GraphError(*refused[:1], came=refused[1]) if refused else InputError("taken")
 
+    def unread() -> object:
+        t = Tracer("unread")
+        box = t.state("rows", 0, (), "i32")
+        t.extent(t.input("x", (4,), "f32"), box)
+        t.output("y", t.scale(t.input("z", (4,), "f32"), factor=2.0))
+        pruned = prune(t.graph)
+        if [*pruned.states.values()] != [box] or "rows" not in pruned.text():
+            raise GraphError("how many rows an input has is not known", came=pruned.text())
+        return verify(pruned, "prune")
+
     return told(
+        ("the rows of what nobody reads", unread, None, ()),
         ("a counted one, by itself", twice, GraphError, ("no integer of the device", "x: f32[4,4] with rows n")),
         ("an input", graph(lambda t, n: n), None, ()), ("an input, received", graph(lambda t, n: n, received=True), None, ()),
         ("a made one", graph(lambda t, n: t.next_step(n, n)), GraphError, ("no integer of the device",)),

@@ -141,6 +141,8 @@ def _one_text(rng: np.random.Generator) -> Measured:
         drawn, room = whole.sample(400), (300, 100)
         own = [text for corpus, most in zip(corpora, room) for text in corpus.sample(most).texts()]
         count.that(list(drawn.texts()) == own, "the sample is not that of the sources by weight")
+        count.that([*whole.sample(3).texts()] == [*corpora[0].sample(2).texts()], "a source without room has a part, or ends the others'")
+        count.refuses(InputError, whole.sample, "a sample of nothing", 0)
         splits = [split_by_file(corpus, fraction=float(rng.uniform(0.2, 0.5))) for corpus in corpora]
         held = next(d for d in corpora[0].documents if corpora[0].read(d) == shared)
         also = next(d for d in corpora[1].documents if corpora[1].read(d) == shared)

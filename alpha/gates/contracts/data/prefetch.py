@@ -43,6 +43,10 @@ class _Numbers(Sampler):
         return Batch(inputs, inputs + 1, samples_b, inputs // 2 if documents else None)
 
 
+PATIENCE = 10.0
+"""Seconds; a batch is there in a thousandth of that."""
+
+
 def _ask(sampler: Sampler, step: int, call: Call) -> Batch:
     shard, shards, micro, micros, documents = call
     return sampler.batch(step, shard, shards, micro=micro, n_micro=micros, documents=documents)
@@ -54,6 +58,22 @@ def _same(a: Batch, b: Batch) -> bool:
 
 def _prefetcher(sampler: Sampler, depth: int, told: list[Waited] | None = None) -> Prefetcher:
     return Prefetcher(sampler, CALLS, depth=depth, steps=STEPS, told=(told if told is not None else list[Waited]()).append)
+
+
+def _told_in_time(sampler: Sampler, step: int, call: Call) -> Batch | CorruptError | None:
+    """What is answered, an error too; None where nothing is in PATIENCE seconds: who waits for ever would end no gate but by its limit."""
+    told = list[Batch | CorruptError]()
+
+    def ask() -> None:
+        try:
+            told.append(_ask(sampler, step, call))
+        except CorruptError as error:
+            told.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return told[0] if told else None
 
 
 def _what_the_sampler_makes(rng: np.random.Generator) -> Measured:
@@ -191,12 +211,13 @@ def _errors_arrive(rng: np.random.Generator) -> Measured:
             for place in range(30 // rows):
                 asked = _ask(ahead, place // len(CALLS), CALLS[place % len(CALLS)])
                 count.that(int(asked.samples_b[0]) == rows * place, "a batch before the bad one")
-            for _ in range(2):
-                try:
-                    _ask(ahead, 30 // BATCH, CALLS[30 % BATCH // rows])
-                    count.that(False, "the error was swallowed")
-                except CorruptError as error:
-                    count.that("sample 30 is torn" in str(error) and "mend it" in str(error), f"its text: {error}")
+            for turn in range(2):
+                told = _told_in_time(ahead, 30 // BATCH, CALLS[30 % BATCH // rows])
+                if told is None:
+                    count.that(False, f"who asks for time {turn + 1} waits for ever")
+                    return count.measured()
+                count.that(isinstance(told, CorruptError) and "sample 30 is torn" in str(told) and "mend it" in str(told),
+                           f"the error is swallowed, or its text: {told}")
             count.that(_same(_ask(ahead, 4, CALLS[2]), _ask(_Numbers(), 4, CALLS[2])), "a batch behind the bad one")
     with _prefetcher(_Numbers(), 2) as ahead:
         for shares in ((-1, 0, 1), (0, 1, 1), (0, 0, 5)):

@@ -147,6 +147,10 @@ def of_the_table(rng: np.random.Generator) -> Measured:
         for aspect, text in Statement(table()[name]).texts.items():
             checks.that(found[f"{name} {aspect}"] == hashlib.sha256(text.encode()).hexdigest()[:16], f"{name} {aspect}")
 
+    ids = table()["embedding"]
+    lax = Statement(replace(ids, oracle=lambda table, ids: (table[ids],))).texts  # an id below zero is a row from the end
+    checks.that([a for a in ASPECTS if lax[a] != Statement(ids).texts[a]] == ["gives"], "ids that are no row are not tried")
+
     def never(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
         raise ShapeError("never", came="anything")
 
