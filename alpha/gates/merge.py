@@ -22,7 +22,7 @@ from alpha.registry.machine import machine_class
 from alpha.registry.package import Package
 from alpha.train.assemble import program_for
 
-PUBLISHED_RUNS = ("gpt2-124m", "gpt2-124m-scaling", "gpt2-124m-whole", "llama-1b", "llama-1b-whole")
+PUBLISHED_RUNS = ("gpt2-124m", "gpt2-124m-scaling", "gpt2-124m-whole", "llama-1b", "llama-1b-whole", "llama-3b")
 """Run files whose speed README quotes."""
 
 
