@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,8 @@ class Statement:
         names = [*spec.inputs, "->", *spec.outputs, *spec.known_attributes, *sorted(spec.kept.items()), *spec.undifferentiable, spec.view]
         yield f"{self._call(sample, types)}; {names}; {spec.why_no_vjp}"
         calls = [("as it is", types, sample.attrs), ("one operand less", types[:-1], sample.attrs)]
+        calls += [(f"{how} {dtype}", made, sample.attrs) for dtype in FLOATS for how, made in (
+            ("computed in", _types(spec, sample, dtype)), ("all floats", [replace(t, dtype=dtype) if t.is_float else t for t in types]))]
         calls += [(f"operand {i} {new}", [*types[:i], new, *types[i + 1 :]], sample.attrs)
                   for i, t in enumerate(types) for new in _beside(t)]
         calls += [(f"{n} as {to} everywhere", [_resized(t, n, to) for t in types], sample.attrs)
@@ -243,6 +246,8 @@ def _other(value: object, depth: int = 0) -> list[object]:
     elif isinstance(value, tuple):
         found += [(), list(value), value[:-1], (*value, *value[-1:]), value[::-1]]
         found += [(*value[:i], new, *value[i + 1 :]) for i, v in enumerate(value[:4]) for new in _other(v, depth + 1)]
+        found += [(*value[:i], a + b + 1, -1, *value[i + 2 :]) for i, (a, b) in enumerate(pairwise(value[:4]))
+                  if isinstance(a, int) and isinstance(b, int)]
     return [new for new in found if repr(new) != repr(value)]
 
 

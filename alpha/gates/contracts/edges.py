@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
+from fractions import Fraction
+from math import frexp, ldexp
 from unittest import mock
 
 import numpy as np
@@ -32,6 +34,7 @@ from alpha.graph.verify import verify
 from alpha.models import gpt, llama
 from alpha.models.family import family
 from alpha.ops.collectives import tree_sum
+from alpha.ops.numerics import round_to
 from alpha.ops.spec import sole_cotangent
 from alpha.ops.table import row, table
 from alpha.optim import init as drawn
@@ -176,7 +179,8 @@ def rows(rng: np.random.Generator) -> Measured:
 
 def of_rows(rng: np.random.Generator) -> Measured:
     """What rows promise beyond what one kernel computes: the tree of a sum among any number of members, from neighbours pair by pair; the
-    gradient of a split of which a part is not used, in the type of what was split; and a trace stands where it stood before gradients."""
+    gradient of a split of which a part is not used, in the type of what was split; a trace stands where it stood before gradients; and what
+    rounds to a type, which oracles and judges are built on, takes the nearest number of it, of two equally near the even one."""
     wrong, cases = list[str](), 0
     for n in range(1, 18):
         parts = [(10.0 ** rng.uniform(-3, 3) * rng.standard_normal(64)).astype(np.float32) for _ in range(n)]
@@ -198,7 +202,20 @@ def of_rows(rng: np.random.Generator) -> Measured:
             cases += 2
             wrong += [f"part {used} of {dtype}: {found.type}"] * (found.type != x.type)
             wrong += [f"stands at {t.stage}, {t.microbatch}, {t.sms} for {stands}"] * ((t.stage, t.microbatch, t.sms) != stands)
+    for dtype, bits in (("f32", 24), ("f16", 11), ("bf16", 8), ("e4m3", 4)):
+        ulps = rng.integers(1 << (bits - 1), 1 << bits, 40) + rng.choice([0.0, 0.25, 0.5, 0.5, 0.75], 40)
+        given = ulps * rng.choice([-1.0, 1.0], 40) * 2.0 ** rng.integers(-4 - bits, 8 - bits, 40)
+        cases += 1
+        wrong += [f"{dtype}: rounded otherwise"] * (round_to(given, dtype).tolist() != [_nearest(float(x), bits) for x in given])
     return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
+def _nearest(x: float, bits: int) -> float:
+    """The nearest number of so many significant bits, in whole numbers; of two the even one."""
+    mantissa, exponent = frexp(x)
+    whole, rest = divmod(Fraction(mantissa) * 2**bits, 1)
+    up = rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole % 2 == 1)
+    return ldexp(int(whole) + up, exponent - bits)
 
 
 def extents(rng: np.random.Generator) -> Measured:

@@ -143,6 +143,9 @@ def _one_text(rng: np.random.Generator) -> Measured:
         count.that(list(drawn.texts()) == own, "the sample is not that of the sources by weight")
         count.that([*whole.sample(3).texts()] == [*corpora[0].sample(2).texts()], "a source without room has a part, or ends the others'")
         count.refuses(InputError, whole.sample, "a sample of nothing", 0)
+        first = mixture.joined("both", corpora, (1, 3)).sample(3)  # the first one has no room, and keeps its place
+        alone = mixture.joined("", (replace(corpora[0], documents=()), corpora[1].sample(2)), (1, 3))
+        count.that((first.hash, [*first.texts()]) == (alone.hash, [*alone.texts()]), "sources behind one without room have others' weights")
         splits = [split_by_file(corpus, fraction=float(rng.uniform(0.2, 0.5))) for corpus in corpora]
         held = next(d for d in corpora[0].documents if corpora[0].read(d) == shared)
         also = next(d for d in corpora[1].documents if corpora[1].read(d) == shared)

@@ -127,7 +127,15 @@ def _cut_does_not_matter(rng: np.random.Generator) -> Measured:
     count = Checks()
     with folder() as root:
         made = made_up(rng, root / "texts")
-        streams = [shards.token_stream(made, _bpe(), root / f"c{cut}", shard_tokens=cut) for cut in (1, 100, 1000, 1 << 20)]
+        lengths = [len(_bpe().encode(text)) + 1 for text in made.texts()]
+        three = sum(lengths[:3])  # so many documents fill a file to its last token
+        cuts = (1, 100, 1000, three, three - 1, 1 << 20)
+        streams = [shards.token_stream(made, _bpe(), root / f"c{cut}", shard_tokens=cut) for cut in cuts]
+        for cut, stream in zip(cuts, streams):
+            files = [0]
+            for n in lengths:
+                files = [*files, n] if files[-1] and files[-1] + n > cut else [*files[:-1], files[-1] + n]
+            count.that([len(s) for s in stream.shards] == files, f"files of at most {cut} tokens hold others")
         whole = streams[-1].windows([0], len(streams[-1]))
         for stream in streams:
             count.that(stream.hash == streams[-1].hash and np.array_equal(stream.windows([0], len(stream)), whole), "cut matters")

@@ -105,8 +105,8 @@ def _one_text_is_cut(rng: np.random.Generator) -> Measured:
     """The sides of one text join to it, about as the fraction says; the end begins a line, or at least a character."""
     count = Checks()
     with folder() as root:
-        for text in (text_like(rng, 3000), text_like(rng, 900) + b"\n", any_bytes(rng, 500) + b"\n.", "äöü€𝄞".encode() * 40,
-                     b"no line end at all " * 9, b"ab"):
+        for text in (text_like(rng, 3000), text_like(rng, 900) + b"\n", b"a\nbc\ndef\n" + b"one line to the end " * 40,
+                     any_bytes(rng, 500) + b"\n.", "äöü€𝄞".encode() * 40, b"no line end at all " * 9, b"ab"):
             write_texts(root, {"one.txt": text})
             whole = corpus.corpus_of_files("one", root, ["one.txt"])
             fraction = float(rng.uniform(0.05, 0.5)) if len(text) > 2 else 0.5
@@ -117,6 +117,9 @@ def _one_text_is_cut(rng: np.random.Generator) -> Measured:
             count.that(train.endswith(b"\n") if lines else validation[0] & 0xC0 != 0x80, "cut inside a line or a character")
             off = abs(len(validation) - fraction * len(text))
             count.that(off <= (max(map(len, text.split(b"\n"))) + 1 if lines else 4), f"{off} bytes away from the fraction {fraction}")
+            ends = [i + 1 for i, byte in enumerate(text[:-1]) if byte == 10]
+            behind = [end for end in ends if end > round(len(text) * (1 - fraction))]
+            count.that(not ends or len(train) == (behind or ends[-1:])[0], "another line end is nearer")
             count.that(len({whole.hash, made.train.hash, made.validation.hash}) == 3, "two of whole, train and validation share a hash")
             for side, own in ((made.train, train), (made.validation, validation)):  # a part of a part, whichever end it lies at
                 again = split.split_by_file(side, fraction=0.5, seed=1) if len(own) > 40 and b"\n" in own[:-1] else None

@@ -29,7 +29,8 @@ HANDSHAKE = 200
 class Wire:
     """How the connections between hosts misbehave. `cuts`: so many of them end after a random number of bytes; `flips`: in so many one bit
     is flipped; `silent`: bytes after which nothing passes any more, also through new connections, though all stay open: in direction
-    `ways` (to, from, both), 0 never. `most`: the largest of those random numbers."""
+    `ways` (to, from, both), 0 never. `most`: the largest of those random numbers. `least`: the smallest place of a cut, in whichever
+    direction gets there."""
 
     cuts: int = 0
     flips: int = 0
@@ -37,6 +38,7 @@ class Wire:
     ways: str = "both"
     most: int = 60_000
     seed: int = 0
+    least: int = 1
 
 
 class Network:
@@ -136,11 +138,11 @@ def proxy(listening: socket.socket, port: int, wire: Wire) -> None:
                 except OSError:
                     near.close()
                     continue
-                spoiled, cut = rng.randrange(2), rng.randrange(1, wire.most) if cuts > 0 else 0
+                spoiled, cut = rng.randrange(2), rng.randrange(wire.least, wire.most) if cuts > 0 else 0
                 flip = rng.randrange(HANDSHAKE, wire.most) if flips > 0 else -1
                 cuts, flips = cuts - 1, flips - 1
                 for i, (source, to) in enumerate(((near, far), (far, near))):
-                    way = _Way(source, to, flip if i == spoiled else -1, cut if i == spoiled else 0, rooms[i])
+                    way = _Way(source, to, flip if i == spoiled else -1, cut if i == spoiled or wire.least > 1 else 0, rooms[i])
                     selector.register(source, selectors.EVENT_READ, way)
                 continue
             way = key.data

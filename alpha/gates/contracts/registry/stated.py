@@ -29,12 +29,13 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _infer(most: int = 2**32 - 1, words: str = "key is a word", even: bool = False, apart: bool = True, kept: str = "f32",
-           overlap: int = 0) -> Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]:
+           overlap: int = 0, narrow: bool = True) -> Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]:
     def infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
         a, b = types
         key, at, end = attrs["key"], attrs["at"], 0
         expect(a.shape == b.shape and a.is_float and (a == b or not apart), "made", "two of a kind", f"{a}, {b}", "two tensors")
         expect(isinstance(key, int) and 0 <= key <= most, "made", words, key, f"0 to {most}")
+        expect(narrow or a.dtype != "bf16", "made", "wide", a, "f32 or f64")
         expect(not even or a.size % 2 == 0, "made", "pairs", a, "an even number")
         for offset, length in sorted(at):  # type: ignore[call-overload]
             expect(offset >= end and length >= 0, "made", "pieces lie apart", at, "each behind the one before")
@@ -86,6 +87,7 @@ CHANGED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("a refusal in other words", {"infer": _infer(words="key is a number")}, ("takes",)),
     ("odd sizes are refused", {"infer": _infer(even=True)}, ("takes",)),
     ("two types are taken", {"infer": _infer(apart=False)}, ("takes",)),
+    ("one type is refused", {"infer": _infer(narrow=False)}, ("gradient", "takes")),
     ("pieces overlap by one", {"infer": _infer(overlap=1)}, ("takes",)),
     ("a result of another type", {"infer": _infer(kept="f64")}, ("takes",)),
     ("other values", {"oracle": _oracle(1.001)}, ("gives",)),

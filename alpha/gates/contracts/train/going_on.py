@@ -128,6 +128,12 @@ def lasts_longer(rng: np.random.Generator) -> Measured:
                     checks.append((f"a run of 5 steps went on to {steps} from its end", False))
                 except InputError as error:
                     checks.append((f"{steps}: {error}", bound in str(error) and "wsd" in error.what))
+        flat = ("optim.schedule=wsd", "optim.decay=0", "optim.floor=1.0", *wsd[2:])  # the same rates, and fewer of them
+        with run.loop("flat", run.config(2, *flat)) as loop:
+            loop.start()
+            loop.run()
+        with run.loop("flat", run.config(2, *flat, "train.steps=3")) as loop:
+            checks.append(("a run of 3 steps went on from step 5", does_raise(lambda: loop.resume(5), InputError)))
         with run.loop("cosine", run.config(2, *wsd[2:], "train.steps=9")) as loop:
             checks.append(("a cosine was made longer", does_raise(lambda: loop.resume(5), InputError)))
         with run.loop("a", run.config(2, *wsd, "train.steps=9")) as loop:

@@ -128,6 +128,15 @@ def made(rng: np.random.Generator) -> Measured:
         same(checks, "no such folder", said(lambda: rundir.RunDir(root / "none")), error_text(
             "MachineError", "the file cannot be written", f"{root}/none/.lock (No such file or directory)", *NOT_WRITTEN))
         with rundir.create(cfg, tokenizer) as held:
+            locked = held.path / ".lock"
+        locked.unlink()
+        locked.mkdir()
+        same(checks, "what cannot be locked", said(lambda: rundir.RunDir(locked.parent)), error_text(
+            "MachineError", "the file cannot be written", f"{locked} (Is a directory)", *NOT_WRITTEN))
+        locked.rmdir()
+        with rundir.RunDir(locked.parent) as held:  # this process had let go of it
+            same(checks, "what can be locked again", held.path, locked.parent)
+        with rundir.create(cfg, tokenizer) as held:
             config_file = held.path / "config.toml"
             inode = config_file.stat().st_ino
             held.write_config(cfg)
