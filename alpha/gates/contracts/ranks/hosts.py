@@ -480,8 +480,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                       "faults": [("lingering", connections.lingering), ("cut", _cut), ("flipped", _flipped),
                                  ("strangers", _strangers), ("silent", _silent), ("rank", _died("rank", "rank {} died")),
                                  ("host", _died("host", "out of reach")), ("other lengths", _other_lengths), ("not met", _not_met),
-                                 ("strangers at a door", doors.strangers), ("other doors", doors.false_doors), ("hellos", doors.frames), ("numbers", doors.places),
-                                 ("turned away", doors.turned_away), ("overrun", connections.overrun),
-                                 ("guests", bridging.guests), ("lost", bridging.lost), ("ends", bridging.ends),
-                                 ("processes", bridging.processes), *frames.FAULTS]},
+                                 ("strangers at a door", doors.strangers), ("other doors", doors.false_doors),
+                                 ("hellos", doors.frames), ("numbers", doors.places), ("turned away", doors.turned_away),
+                                 ("overrun", connections.overrun), ("guests", bridging.guests), ("lost", bridging.lost),
+                                 ("ends", bridging.ends), ("processes", bridging.processes), *frames.FAULTS]},
 }
