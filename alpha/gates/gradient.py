@@ -6,9 +6,11 @@ The scalar L(x) = sum_o <c_o, y_o(x)> with random cotangents c is differentiated
 
 and compared with <g, s v>, where g is the vjp. D(h) = dL + h^2 T / 6 + O(h^4), plus roundoff of about eps A / h with A = sum |c||y|; the
 step that balances both is h = eps^(1/3), about 6e-6 of the scale. The tolerance is not set by hand but measured with a second step:
-|D(2h) - D(h)| / 3 is the leading truncation term of D(h) (doubled for safety), and 64 eps A / h covers the roundoff of the oracle's own
-arithmetic. Error and tolerance are both divided by the size of the derivative along all directions of the case; a tolerance above 1e-4
-of that size (a kink, a cancelled sum) would prove nothing, so it counts as 1e-4.
+|D(2h) - D(h)| / 3 is the leading truncation term of D(h) (doubled for safety), and eps (64 A + B) / h covers the roundoff of the oracle's
+own arithmetic. B = sum |c| b, with the row's bound b: an output that cancels, as GELU's near -3, is rounded where its terms were.
+
+Error and tolerance are both divided by the size of the derivative along all directions of the case. A tolerance above 1e-4 of that size (a
+kink, a cancelled sum) would prove nothing, so it counts as 1e-4.
 
 Directions: the full Jacobian (every output, every input) where both sides are tiny, else 8 random ones over all inputs together, and single
 coordinates at the edges: first, last, the last row's first, and either side of 64 and 128. Backward kernels are reached through the
@@ -159,12 +161,14 @@ def _case(component: Component, spec: OpSpec, sample: Sample, nonce: str, kinds:
     worst = {k: _Worst() for k in vjps}
     table: dict[str, list[tuple[float, float, float]]] = {k: [] for k in vjps}
     scales = {i: _scale(case.inputs[i]) for i in wrt}
+    bounds = spec.bound(case.inputs, case.attrs) if spec.bound else [0.0] * len(at.outputs)
     for v in directions:
         coarse, fine = (_difference(spec, case, wrt, scales, v, at, h) for h in (2 * STEP, STEP))
         for j, c in enumerate(cotangents):
             d2, d1 = (sum(float(np.sum(cj * dy)) for cj, dy, f in zip(c, d, floats) if f) for d in (coarse, fine))
             size_y = sum(float(np.sum(np.abs(cj) * np.abs(o.array))) for cj, o, f in zip(c, at.outputs, floats) if f)
-            tolerance = 2 * abs(d2 - d1) / 3 + 64 * EPS * size_y / STEP
+            size_b = sum(float(np.sum(np.abs(cj) * b, where=cj != 0)) for cj, b, f in zip(c, bounds, floats) if f)
+            tolerance = 2 * abs(d2 - d1) / 3 + EPS * (64 * size_y + size_b) / STEP
             # x + h s v is itself rounded: by at most eps |x| on either side
             moved = sum(float(np.sum(np.abs(g * np.nan_to_num(case.inputs[i])) * (v[i] != 0))) for i in wrt
                         if (g := vjps["oracle"][j][i]) is not None)
