@@ -235,6 +235,10 @@ class Allocation:
         self.gpu.allocated -= self.nbytes
 
 
+REGISTERED: dict[int, Callable[[], None]] = {}
+"""What forgets each piece of locked memory, by its address: one that a failed test holds goes when another GPU is emulated."""
+
+
 @dataclass
 class EmulatedGpu:
     """State of the machine: bytes allocated, where page-locked memory lies, and the largest piece of it that the host grants."""
@@ -244,7 +248,9 @@ class EmulatedGpu:
     allocated: int = 0
     pinned: list[np.ndarray] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
-    """Where each of `pinned` begins and ends."""
+    """Where page-locked memory begins and ends."""
+    registered: list[int] = field(default_factory=list)
+    """Bytes of each piece that was locked where it lay, also of those that are given back."""
     limits: dict[str, int] = field(default_factory=dict)
     priorities: dict[int, int] = field(default_factory=dict)
     """Of streams that have one, by their handle."""
@@ -260,6 +266,22 @@ class EmulatedGpu:
         self.pinned.append(found)
         self.places.append((found.ctypes.data, found.ctypes.data + found.nbytes))
         return found
+
+    def register(self, address: int, nbytes: int, flags: int) -> tuple[int]:
+        if nbytes > self.largest:
+            return (2,)
+        place = address, address + nbytes
+        self.places.append(place)
+        self.registered.append(nbytes)
+        REGISTERED[address] = partial(self.places.remove, place)
+        return (0,)
+
+    @staticmethod
+    def unregister(address: int) -> tuple[int]:
+        if address not in REGISTERED:
+            return (713,)  # CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+        REGISTERED.pop(address)()
+        return (0,)
 
     def htod_async(self, target: int, x: np.ndarray, stream: Stream) -> None:
         source = x if self.is_pinned(x) else x.copy()  # the driver stages pageable memory before it returns
@@ -327,6 +349,8 @@ class EmulatedGpu:
             cuStreamWaitEvent=lambda handle, event, flags: (Stream.by_handle[handle].wait_for_event(event), (0,))[1],
             cuGraphDestroy=lambda graph: (0,), cuGraphExecDestroy=lambda graph: (0,),
             cuGraphLaunch=lambda graph, handle: (graph.launch(Stream.by_handle[handle]), (0,))[1],
+            cuMemHostRegister=self.register, cuMemHostUnregister=self.unregister,
+            cuGetErrorName=lambda status: (0, f"CUDA_ERROR_{status}".encode()), cuGetErrorString=lambda status: (0, b"emulated"),
             cuCtxGetCurrent=lambda: (0, 1), cuCtxSetCurrent=lambda context: (0,),
             cuMemsetD8Async=lambda at, byte, n, handle: (on(handle, lambda: ctypes.memset(at, byte, n)), (0,))[1],
             cuMemcpyDtoDAsync=lambda to, source, n, handle: (

@@ -164,7 +164,7 @@ def test_what_stands_is_the_state_as_it_was(undisturbed: dict[int, Bits], gpu: E
     for step in folders.steps(loop.checkpoints):
         folders.inspect(folders.at(loop.checkpoints, step))
         assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == undisturbed[step], f"step {step} is torn"
-    assert [x.nbytes for x in gpu.pinned].count(size) == 1 and gpu.allocated == 0
+    assert gpu.registered == [size] and gpu.allocated == 0
 
 
 def test_a_closed_executor_goes_at_once(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_no_page_locked_memory_is_said_before_the_first_step(gpu: EmulatedGpu, k
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     with flips.on_device(tmp_path / "run", kernels, verify=0, steps=STEPS, checkpoint_every=EVERY) as loop:
         gpu.largest = 1 << 20
-        with pytest.raises(MachineError, match="page-locked memory for saves cannot be had"):
+        with pytest.raises(MachineError, match="page-locked memory cannot be had"):
             loop.foretell_saves()
         left = memory_check.saves(loop.program) + memory_check.REST
         for spare in (0, -1):

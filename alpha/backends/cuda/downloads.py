@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from alpha.backends.cuda.values import device_bytes
-from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.device import Device
-from alpha.cuda_runtime.memory import Arena, Span, fetch, pinned
-from alpha.errors import GraphError, MachineError
+from alpha.cuda_runtime.locked import locked
+from alpha.cuda_runtime.memory import Arena, Span, fetch
+from alpha.errors import GraphError
 from alpha.types import NUMPY, TensorType
 
 
@@ -65,17 +65,11 @@ class Downloads:
 
     def room(self, nbytes: int) -> np.ndarray:
         """Page-locked host memory, u8[nbytes], zero where nothing was copied to; the same until another size is asked for. MachineError
-        where it cannot be had: pageable memory would make every copy wait."""
+        where it cannot be had."""
         if self._room is None or self._room.nbytes != nbytes:
             self.wait()
             self._room = None  # what was there goes first: never two of them
-            try:
-                self._room = pinned((nbytes,), np.uint8)
-            except _bindings.pycuda_driver().MemoryError as error:
-                raise MachineError("page-locked memory for saves cannot be had", came=f"{nbytes:,} bytes asked: {error}",
-                                   expected="as much host memory as a checkpoint has bytes, besides what is in use",
-                                   do="free host memory, raise the limit of the control group, or train on a larger machine") from error
-            self._room[...] = 0
+            self._room = locked(nbytes)
         return self._room
 
     def begin(self) -> None:
