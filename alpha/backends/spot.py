@@ -136,13 +136,14 @@ class _Drawn:
         return Look("rows" if part.rows else "whole", sum(x.size for x in got.values()), ratio, place)
 
     def _slack(self) -> list[np.ndarray]:
-        """Half an ulp and the row's bound, of each result."""
+        """Half an ulp and the row's bound, of each result, and what the part leaves out of it."""
         spec, launch = self._spec, self._launch
         dtype = spec.compute_dtype([r.type for r in launch.ins]) or "f32"
         u = UNIT_ROUNDOFF[ACCUMULATE[dtype]]
         bounds = spec.bound(self._ins, self._part.attrs) if spec.bound else [0.0] * len(self._want)
-        return [0.5 * ulp(w, r.type.dtype) + np.asarray(b) * u if w.dtype.kind == "f" else np.zeros(w.shape)
-                for w, b, r in zip(self._want, bounds, self._results, strict=True)]
+        apart = self._part.apart or (0.0,) * len(self._want)
+        return [0.5 * ulp(w, r.type.dtype) + (np.asarray(b) + a * np.abs(w)) * u if w.dtype.kind == "f" else np.zeros(w.shape)
+                for w, b, a, r in zip(self._want, bounds, apart, self._results, strict=True)]
 
     def _naive(self, draws: int) -> list[float]:
         """The largest error of the walk over the part and over `draws` draws, of each result."""

@@ -113,16 +113,65 @@ def included_files(path: Path) -> list[Path]:
     return [path.resolve(), *sorted(p for p in done if p != path.resolve())]
 
 
-def _digest(source: Source, version: str) -> str:
-    path = KERNELS / source.path
+Stamp = tuple[int, int, int, int]
+"""What tells one state of a file from another without reading it: device, inode, time of the last change in nanoseconds, size."""
+
+_READ: dict[Path, tuple[dict[Path, Stamp], bytes]] = {}
+"""Of a source: it and what it includes, as they were when they were read, with the names and digests of all. A step has thousands of
+launches."""
+
+_HELD: dict[Path, tuple[Stamp, Cubin]] = {}
+"""Of a cubin in the cache: its file as it was when it was held against its record."""
+
+
+def _stamp(path: Path) -> Stamp:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _texts(path: Path) -> bytes:
+    """Names and digests of a source and all that it includes, in a row; read again where a file is another than it was."""
+    try:
+        stamps, found = _READ[path]
+        if all(_stamp(file) == stamp for file, stamp in stamps.items()):
+            return found
+    except (KeyError, OSError):
+        pass
     if not path.is_file():
-        raise CompileError("no such kernel source", came=source.path, expected="a .cu file, path relative to kernels/")
+        raise CompileError("no such kernel source", came=_short(path), expected="a .cu file, path relative to kernels/")
+    stamps, found = {}, b""
+    for file in included_files(path):
+        stamps[file] = _stamp(file)  # before it is read: what changes in between is then another one
+        found += _short(file).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest()
+    _READ[path] = stamps, found
+    return found
+
+
+def _digest(source: Source, version: str) -> str:
     hasher = hashlib.sha256()
     for part in (version, *FLAGS, *(f"{name}={value}" for name, value in source.defines)):
         hasher.update(part.encode() + b"\0")
-    for file in included_files(path):
-        hasher.update(_short(file).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    hasher.update(_texts(KERNELS / source.path))
     return hasher.hexdigest()[:32]
+
+
+def _cached(source: Source, digest: str) -> Cubin | None:
+    """The cubin of a digest where the cache has it whole."""
+    stem = f"{Path(source.path).stem}-{digest}"
+    cubin, record = CACHE / f"{stem}.cubin", CACHE / f"{stem}.json"
+    try:
+        stamp = _stamp(cubin)
+        if cubin in _HELD and _HELD[cubin][0] == stamp:
+            return _HELD[cubin][1]
+        data = json_of(read_regular(record))
+        resources = {name: Resources(**fields) for name, fields in data["resources"].items()}
+        if data["binary_digest"] != _sha(cubin):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # a damaged entry of the cache is made again
+    found = Cubin(source=source, path=cubin, digest=digest, binary_digest=data["binary_digest"], resources=resources)
+    _HELD[cubin] = stamp, found
+    return found
 
 
 def compile_kernel(source: Source) -> Cubin:
@@ -132,16 +181,10 @@ def compile_kernel(source: Source) -> Cubin:
     """
     nvcc, version = find_nvcc()
     digest = _digest(source, version)
+    if (cached := _cached(source, digest)) is not None:
+        return cached
     stem = f"{Path(source.path).stem}-{digest}"
     cubin, record = CACHE / f"{stem}.cubin", CACHE / f"{stem}.json"
-    if cubin.is_file() and record.is_file():
-        try:
-            data = json_of(read_regular(record))
-            resources = {name: Resources(**fields) for name, fields in data["resources"].items()}
-            if data["binary_digest"] == _sha(cubin):
-                return Cubin(source=source, path=cubin, digest=digest, binary_digest=data["binary_digest"], resources=resources)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass  # a damaged entry of the cache is made again
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         output = Path(folder) / "out.cubin"
@@ -182,6 +225,10 @@ def compile_all(sources: Iterable[Source], *, jobs: int | None = None) -> list[C
     The first failure is raised after all have ended.
     """
     wanted = list(sources)
+    version = find_nvcc()[1] if wanted else ""
+    cached = [_cached(source, _digest(source, version)) for source in wanted]
+    if None not in cached:
+        return [cubin for cubin in cached if cubin is not None]
     with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
         futures = [pool.submit(compile_kernel, source) for source in wanted]
     return [future.result() for future in futures]

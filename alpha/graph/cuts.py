@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alpha.ops.global_norm import blocks
+from alpha.ops.numerics import growth
 from alpha.types import Attrs, TensorType
 
 Take = Callable[[np.ndarray], np.ndarray]
@@ -24,6 +26,12 @@ QUERIES, KEYS, SCORES = 4, 3, 1 << 18
 """Of attention with more scores than SCORES in what one key head sees, so many queries and keys are drawn: the walk that its tolerance is
 made from takes all scores at once, minutes at a length of 4096."""
 
+FEATURES = 64
+"""Of a product with its activation so many features are drawn, for each of the drawn rows: its weight is too large to be walked whole."""
+
+PIECE = 1 << 20
+"""Elements that are squared at a time."""
+
 CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gelu", "silu", "scale", "cast"), ("e>e",)),
     **dict.fromkeys(("add", "mul", "accumulate", "gelu_bwd", "silu_bwd", "swiglu"), ("ee>e",)),
@@ -33,7 +41,6 @@ CUTS: dict[str, tuple[str, ...]] = {
     "layernorm_bwd_add": ("rrrwss>r..", "cccvff>.vv"), "add_layernorm": ("rrww>rrss",),
     "rmsnorm": ("rw>rs",), "rmsnorm_bwd": ("rrws>r.", "ccvf>.v"), "rmsnorm_bwd_add": ("rrrws>r.", "cccvf>.v"), "add_rmsnorm": ("rrw>rrs",),
     "cross_entropy": ("rs>ss",), "cross_entropy_bwd": ("srss>r",),
-    "linear_gelu": ("rww>rr",), "linear_swiglu": ("rw>rr",), "matmul_gelu_bwd": ("rwr>r",),
     "sum": ("c>v",), "sum_accumulate": ("vc>v",), "embedding_bwd": ("cf>c",), "embedding_bwd_accumulate": ("ccf>c",),
     "dropout": ("bwb>b",), "rope": ("bb>b",), "rope_packed": ("bb>b",), "attention": ("bbbbb>bb",), "attention_bwd": ("bbbbbbbb>bbb",),
     "embedding": ("ws>r",),
@@ -47,7 +54,8 @@ Operands that a call leaves out are the last ones, so their letters are left ove
 class Part:
     """What of one call is computed by itself. `ins`: of each operand; `outs`: of each result, None for what is not in the part; `attrs`:
     those of the smaller call; `rows`: False where the part is the whole call. `op`: the row whose oracle gives it, '' for that of the call;
-    then `of` says which operand of the call each of its own is taken from, and `to` which result each of its own is a part of."""
+    then `of` says which operand of the call each of its own is taken from, and `to` which result each of its own is a part of. `apart`: of
+    each result the relative error, in u, that the call may make and the smaller one has no room for; () for none."""
 
     ins: tuple[Take, ...]
     outs: tuple[Take | None, ...]
@@ -56,6 +64,7 @@ class Part:
     op: str = ""
     of: tuple[int, ...] = ()
     to: tuple[int, ...] = ()
+    apart: tuple[float, ...] = ()
 
     def operands(self) -> tuple[int, ...]:
         """Of each operand of the part the call's."""
@@ -72,6 +81,10 @@ def parts(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs:
         yield _of_update(ins, outs, attrs, rng)
     elif op == "square_sums":
         yield _of_leaves(outs, attrs, rng)
+    elif op == "update_scalars":
+        yield _of_norm(attrs)
+    elif op in _FEATURES and not attrs.get("trans_a"):
+        yield _of_features(op, ins, attrs, rng)
     elif op in _ATTENTION and scores_of(op, ins, attrs) > SCORES:
         yield from _of_long(op, ins, attrs, rng)
     elif op in ("attention_packed", "attention_packed_bwd"):
@@ -144,6 +157,48 @@ def _of_leaves(outs: Sequence[TensorType], attrs: Attrs, rng: np.random.Generato
         moved.append(tuple(own))
     at = np.concatenate(pieces)
     return Part((lambda x: x[at],), (lambda x: x[chosen],), {**attrs, "leaves": tuple(moved)})
+
+
+_FEATURES = {"linear_gelu": "xwv>ff", "linear_swiglu": "xw>gf", "matmul_gelu_bwd": "xwf>f"}
+"""Products with an activation. x: rows of the left factor; w: the drawn features of the right one; v: one number a feature; f: rows and
+features; g: the same of gate and up side by side."""
+
+
+def _sides(op: str, attrs: Attrs) -> tuple[int, int]:
+    """The weight's axis of features, and how many lie side by side for each."""
+    return 0 if attrs.get("trans_b") else 1, 1 + ("g" in _FEATURES[op])
+
+
+def _of_features(op: str, ins: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Part:
+    """Some rows, of them some features: what a product's activation makes of it."""
+    (letters, results), axis, sides = _FEATURES[op].split(">"), *_sides(op, attrs)
+    many = ins[1].shape[axis] // sides
+    rows, one = drawn(ins[0].size // ins[0].shape[-1], MANY, rng), drawn(many, FEATURES, rng)
+    each = np.concatenate([one + i * many for i in range(sides)])
+    takes: dict[str, Take] = {
+        "x": lambda x: x.reshape(-1, x.shape[-1])[rows], "w": lambda x: x[each] if axis == 0 else x[:, each], "v": lambda x: x[one],
+        "f": lambda x: x.reshape(-1, x.shape[-1])[rows][:, one], "g": lambda x: x.reshape(-1, x.shape[-1])[rows][:, each],
+    }
+    return Part(tuple(takes[letter] for letter, _ in zip(letters, ins)), tuple(takes[letter] for letter in results), attrs)
+
+
+def _of_norm(attrs: Attrs) -> Part:
+    """One element for each segment of the gradient, the root of what its squares sum to: their norm is that of the whole. So the gradient,
+    as large as the model, is read once and not held in float64."""
+    segments: tuple[tuple[int, int], ...] = attrs["segments"]  # type: ignore[assignment]
+    cut = blocks(segments)
+    within = growth(max((stop - start for start, stop in cut), default=0)) + len(cut).bit_length()  # the root halves it, as the row says
+    smaller: Attrs = {**attrs, "segments": tuple((i, 1) for i in range(len(segments)))}
+    return Part((lambda x: np.sqrt(squares(x, segments)), _whole, _whole, _whole), (_whole,) * 7, smaller, rows=False,
+                apart=(within / 2,) * 3 + (0.0,) * 4)
+
+
+def squares(x: np.ndarray, segments: Sequence[tuple[int, int]]) -> np.ndarray:
+    """float64[segments]: the sum of squares of each (offset, length) of a flat array."""
+    if hasattr(x, "squares"):  # it lies on a device
+        return x.squares(segments)  # type: ignore[no-any-return]
+    ends = [range(start, start + length, PIECE) for start, length in segments]
+    return np.array([sum(float(np.square(x[at : min(at + PIECE, own.stop)], dtype=np.float64).sum()) for at in own) for own in ends])
 
 
 def _of_heads(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Part:
@@ -233,8 +288,11 @@ def _of_long(op: str, ins: Sequence[TensorType], attrs: Attrs, rng: np.random.Ge
 
 def widened(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs) -> int:
     """Elements of operands and results that the parts of a call hold at once beyond what is drawn: whole operands, scores of attention."""
-    if op in ("adamw", "sgd", "square_sums", "embedding"):
+    if op in ("adamw", "sgd", "square_sums", "update_scalars", "embedding"):
         return 0
+    if op in _FEATURES and not attrs.get("trans_a"):
+        axis, sides = _sides(op, attrs)
+        return sides * min(FEATURES, ins[1].shape[axis] // sides) * ins[1].shape[1 - axis]
     if op in _ATTENTION and scores_of(op, ins, attrs) > SCORES:
         return 8 * max(t.shape[1] for t in ins if len(t.shape) > 2) * max(t.shape[-1] for t in ins)
     if op in ("attention_packed", "attention_packed_bwd"):

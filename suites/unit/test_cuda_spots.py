@@ -24,6 +24,7 @@ from alpha.component import Catalogue, Component
 from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.memory import Arena, Span, upload
 from alpha.errors import AlphaError, GraphError, SpotCheckError
+from alpha.graph import cuts
 from alpha.graph.plan import Plan, Ref
 from alpha.profile.store import read
 from alpha.tomlfile import tomllib
@@ -74,6 +75,22 @@ def test_no_bit_hangs_on_them_and_nothing_sound_is_refused(gpu: EmulatedGpu, ker
     assert {step for step, in read(tmp_path / "4" / "metrics.sqlite", "spot_checks", "step")} == {0, 4}
     spent = dict(read(tmp_path / "4" / "metrics.sqlite", "step_timing", "step, checks_ns"))
     assert spent[0] > spent[1] > 0 and all(not ns for _, ns in read(tmp_path / "0" / "metrics.sqlite", "step_timing", "step, checks_ns"))
+
+
+@pytest.mark.parametrize("rows", [1 << 18, 3])
+def test_squares_on_the_device_are_those_of_the_host(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path, rows: int,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of segments that begin and end anywhere, whole rows of them by the device, some rows at a launch."""
+    monkeypatch.setattr(spot, "ROWS", rows)
+    with flips.on_device(tmp_path / "run", kernels, verify=1) as loop:
+        loop.start()
+        loop.executor.state("param")[...] = np.random.default_rng(0).standard_normal(loop.program.states["param"].size)
+        held = loop.executor.look("param")
+        place = Ref("state.param", 0, TensorType(held.shape, "f32"))
+        segments = [(0, 1), (5, 1019), (1024, 1024), (2048, 0), (2049, 5000), (8191, 2 * spot.ROW + 2), (len(held) - 7, 7), (0, len(held))]
+        seen = loop.executor.digests.at(place).squares(segments)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(seen, cuts.squares(held, segments), rtol=1e-12)
+        assert (seen > 0).tolist() == [True] * 3 + [False] + [True] * 4
 
 
 @pytest.mark.parametrize(("kind", "step"), [("state.param", 4), ("state.m", 4), ("state.param16", 4), ("state.param", 5)])

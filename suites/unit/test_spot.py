@@ -25,7 +25,7 @@ from alpha.train import spots
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
 from alpha.train.pace import PacedSpots
-from alpha.types import TensorType
+from alpha.types import Attrs, Table, TensorType
 
 VOCAB = 257
 
@@ -83,6 +83,74 @@ def test_sound_kernels_stay_within_their_tolerances(family: str) -> None:
     assert not bad, bad
     assert {op for op, _ in found} == {x.op for s in program(family).schedule for x in program(family).plans[s.plan].launches}
     assert all(look.elements > 0 for _, look in found)
+
+
+SEGMENTS = ((0, 1), (64, 1023), (1087, 0), (1088, 1024), (2112, 5000), (8192, 2048), (10_241, 3), (10_300, 7000))
+
+
+def test_squares_of_segments_are_those_of_their_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding left out, a piece at a time, without overflow of the narrow type."""
+    x = (np.random.default_rng(0).standard_normal(20_000) * 1e25).astype(np.float32)
+    want = [float((x[a : a + n].astype(np.float64) ** 2).sum()) for a, n in SEGMENTS]
+    for piece in (1 << 20, 1000):
+        monkeypatch.setattr(cuts, "PIECE", piece)
+        np.testing.assert_allclose(cuts.squares(x, SEGMENTS), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e9, 0.0])
+def test_the_norm_of_a_gradient_is_that_of_its_roots(max_norm: float) -> None:
+    """Every result of the update's numbers, from one element a segment; NaN and infinity reach it."""
+    rng, rates = np.random.default_rng(1), Table.of(np.linspace(1e-3, 1e-4, 30))
+    attrs: Attrs = {"segments": SEGMENTS, "max_norm": max_norm, "rates": rates}
+    for bad in (0.0, np.nan, np.inf):
+        grad = rng.standard_normal(20_000)
+        grad[2200] += bad
+        ins = grad, np.array(2048.0), np.array(7000.25), np.array(5, np.int32)
+        types = [TensorType(x.shape, "i32" if x.dtype == np.int32 else "f32") for x in ins]
+        part, = cuts.parts("update_scalars", types, [], attrs, rng)
+        with np.errstate(all="ignore"):
+            want = row("update_scalars").oracle(*ins, **attrs)
+            got = row("update_scalars").oracle(*(take(x) for take, x in zip(part.ins, ins)), **part.attrs)
+        for w, g in zip(want, got, strict=True):
+            np.testing.assert_allclose(g, w, rtol=1e-12)
+    assert part.ins[0](ins[0]).shape == (len(SEGMENTS),)
+
+
+def test_what_the_smaller_norm_is_allowed_is_what_the_row_allows() -> None:
+    """No less than the row's own bound of the whole, and no more than one level of its tree above it."""
+    attrs: Attrs = {"segments": SEGMENTS, "max_norm": 0.5, "rates": Table.of(np.ones(9))}
+    ins = np.random.default_rng(2).standard_normal(20_000), np.array(2048.0), np.array(7000.0), np.array(5, np.int32)
+    part, = cuts.parts("update_scalars", [TensorType(np.shape(x), "f32") for x in ins], [], attrs, np.random.default_rng(0))
+    bound = row("update_scalars").bound
+    assert bound is not None
+    small = tuple(t(x) for t, x in zip(part.ins, ins))
+    want = row("update_scalars").oracle(*ins, **attrs)
+    for w, whole, less, apart in zip(want, bound(ins, attrs), bound(small, part.attrs), part.apart, strict=True):
+        assert float(whole) <= (float(less) + apart * abs(float(w))) * (1 + 1e-9) <= float(whole) * 1.1 + 8 * abs(float(w))
+
+
+@pytest.mark.parametrize("result", [None, *range(7)])
+def test_a_wrong_number_of_an_update_is_seen(result: int | None) -> None:
+    """Of a GPU's update, which reads the whole gradient: off by a thousandth, or by one."""
+    tables = {"run": {"name": "spots"}, "model": {"family": "gpt", "layers": 1, "width": 64, "heads": 1}, "machine": {"backend": "cuda"},
+              "data": {"tokenizer": "bpe", "vocab": 512, "sequence": 128}, "optim": {"lr": 1e-3},
+              "train": {"steps": 4, "batch": 4, "precision": "bf16"}}
+    plan = program_for(from_tables(tables), 512, catalogue(), 1).plans["update"]
+    launch = next(x for x in plan.launches if x.op == "update_scalars")
+    rng = np.random.default_rng(4)
+    made = {ref: rng.standard_normal(ref.type.shape).astype(np.float32) for ref in launch.ins}
+    made[launch.ins[1]], made[launch.ins[2]] = np.array(2048, np.float32), np.array(7000.25, np.float32)
+    made[launch.ins[3]] = np.array(2, np.int32)
+    spot = Spot(launch, made.__getitem__, rng)
+    results = row("update_scalars").oracle(*(made[ref].astype(np.float64 if ref.type.is_float else np.int32) for ref in launch.ins),
+                                           **launch.attrs)
+    for i, (ref, y) in enumerate(zip(launch.outs, results, strict=True)):
+        made[ref] = np.asarray(y, np.float32 if ref.type.is_float else np.int32)
+        if i == result:
+            made[ref] = made[ref] * np.float32(1.001) if ref.type.is_float else made[ref] + 1
+    look, = spot.looks(made.__getitem__)
+    assert (look.ratio <= 1) == (result is None) and look.how == "whole"
+    assert result is None or row("update_scalars").outputs[result] in look.place
 
 
 def _from_2_16(outs: list[np.ndarray], calls: int) -> None:

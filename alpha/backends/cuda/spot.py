@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from alpha.cuda_runtime.launch import Kernel
 from alpha.cuda_runtime.memory import Arena, Span, aligned, download, fill, upload
 from alpha.errors import GraphError
 from alpha.graph.plan import Ref
-from alpha.types import TensorType
+from alpha.types import ITEMSIZE, TensorType
 
 SOURCE = Source(path="profile/spot.cu")
 THREADS, TILE, COLUMNS = 256, 16384, 32
@@ -38,6 +38,10 @@ SLOTS = 1 << 18
 
 RUN = 1 << 19
 """Bytes of a state that one 64-bit number of its hash stands for."""
+
+
+ROW, ROWS = 1024, 1 << 18
+"""Elements of a flat tensor whose squares one warp sums, and how many such rows one launch takes: 10 MB of results."""
 
 
 class DeviceMemory:
@@ -169,6 +173,26 @@ class DeviceMemory:
             squares = found[:, 4]
         return np.concatenate(made, 1), squares
 
+    def squares(self, span: Span, t: TensorType, segments: Sequence[tuple[int, int]]) -> np.ndarray:
+        """float64[segments]: the sum of squares of each (offset, length) of a flat tensor of f32. Whole rows of ROW elements are summed
+        here, what stands before and behind them in a segment by the host."""
+        size, each = ITEMSIZE[t.dtype], []
+        rows = t.size // ROW
+        for start in range(0, rows, ROWS):
+            many = min(ROWS, rows - start)
+            part = Span(span.address + start * ROW * size, many * ROW * size)
+            each.append(self.product(part, t.dtype, (many, ROW), np.zeros((ROW, 1)), False)[1])
+        summed = np.concatenate(each) if each else np.zeros(0)
+        first = [-(-start // ROW) for start, _ in segments]
+        last = [max((start + length) // ROW, a) for (start, length), a in zip(segments, first)]
+        edges = list[np.ndarray]()
+        for (start, length), a, b in zip(segments, first, last):
+            stop = start + length
+            edges.append(np.r_[start : a * ROW, b * ROW : stop] if b > a else np.arange(start, stop))
+        ends = np.cumsum([0, *map(len, edges)])
+        left = np.square(self.gather(span, t, np.concatenate([np.zeros(0, np.int64), *edges])), dtype=np.float64)
+        return np.array([summed[a:b].sum() + left[i:j].sum() for a, b, i, j in zip(first, last, ends, ends[1:])])
+
     def free(self) -> None:
         """Give the memory back."""
         self._ring.free()
@@ -218,6 +242,10 @@ class OnDevice:
         self._memory.stream.synchronize()
         found = np.asarray(from_device(download(self.span, *device_bytes(self.type)), self.type)).reshape(self.shape)
         return found if dtype is None else found.astype(dtype)
+
+    def squares(self, segments: Sequence[tuple[int, int]]) -> np.ndarray:
+        """As alpha.graph.cuts.squares, made on the device."""
+        return self._memory.squares(self.span, self.type, segments)
 
     def applied(self, transposed: bool, v: np.ndarray, columns: bool) -> tuple[np.ndarray, np.ndarray]:
         """As alpha.backends.spot.applied, made on the device."""

@@ -21,7 +21,7 @@ from alpha import config
 from alpha.component import Measured
 from alpha.errors import AlphaError, ConfigError, GraphError, InputError, NonFiniteError, ShapeError
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, kernels, program, references, yes
-from alpha.graph.cuts import CUTS, SCORES, parts, scores_of, widened
+from alpha.graph.cuts import CUTS, FEATURES, SCORES, parts, scores_of, widened
 from alpha.graph.differentiate import differentiate
 from alpha.graph.effects import no_extent
 from alpha.graph.evaluate import evaluate
@@ -405,8 +405,11 @@ def held_at_once(rng: np.random.Generator) -> Measured:
                 types[8:] = [TensorType(x.shape, "bf16") for x in ins[8:]]
             outs = spec.infer(types, sample.attrs)
             said, cases = widened(name, types, outs, sample.attrs), cases + 1
-            if name in ("adamw", "sgd", "square_sums", "embedding"):
+            if name in ("adamw", "sgd", "square_sums", "update_scalars", "embedding"):
                 least = most = 0
+            elif name in ("linear_gelu", "linear_swiglu", "matmul_gelu_bwd"):  # the weight of some features, gate and up of each
+                many, inner = ins[1].shape if sample.attrs.get("trans_b") else ins[1].shape[::-1]
+                least = most = min(many, FEATURES * (1 + (name == "linear_swiglu"))) * inner
             elif not all(part.rows for part in parts(name, types, outs, sample.attrs, rng)):
                 least = most = sum(t.size for t in (*types, *outs))
             elif name in ("attention", "attention_bwd"):  # each query of a sample by each of its keys, and one sample of an operand
