@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import copy
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from alpha.ops.table import row
 from alpha.profile.noise import wilson
 from alpha.registry import mutants as kept
 from alpha.registry import policy
+from alpha.registry.faults import load_faults
 from alpha.registry.gates import PINNED
 from alpha.registry.package import Package
 from alpha.tomlfile import read_toml
@@ -88,7 +90,8 @@ class Fate:
 
 
 def targets(catalogue: Catalogue) -> list[Target]:
-    """Every function that the score covers, with at most four components that reach it: what it breaks may show in one of them only."""
+    """Every function that the score covers, with at most four components that reach it: what it breaks may show in one of them only. Those
+    come last that reject most of what is planted in its file, also where they reach it another way."""
     found: dict[tuple[str, str], tuple[str, list[tuple[str, str]]]] = {}
 
     def add(area: str, places: Sequence[tuple[str, str]], component: Component, gates: Sequence[str]) -> None:
@@ -110,7 +113,18 @@ def targets(catalogue: Catalogue) -> list[Target]:
             add("ranks" if of_ranks else c.kind, _own(c), c, owed)
             if c.op is not None:  # a collective's binder calls the function of its name
                 add("ranks", _reached(sys.modules[collectives.__name__], c.op), c, owed)
-    return [Target(area, *place, _few(attempts)) for place, (area, attempts) in found.items()]
+    planted = _planted(catalogue)
+    return [Target(area, *place, tuple(dict.fromkeys((*_few(attempts), *planted.get(place[0], ())))))
+            for place, (area, attempts) in found.items()]
+
+
+def _planted(catalogue: Catalogue, most: int = 2) -> dict[str, list[tuple[str, str]]]:
+    """Of each source file of Python the gates of the CPU that reject most faults planted in it."""
+    found: dict[str, Counter[tuple[str, str]]] = {}
+    for fault in load_faults(catalogue=catalogue):
+        if not fault.source and fault.gate not in PINNED and catalogue[fault.component].backend == "cpu":
+            found.setdefault(fault.file, Counter())[fault.component, fault.gate] += 1
+    return {file: [pair for pair, _ in counted.most_common(most)] for file, counted in found.items()}
 
 
 def _few(attempts: Sequence[tuple[str, str]], most: int = 4) -> tuple[tuple[str, str], ...]:
