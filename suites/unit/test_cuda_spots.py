@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -187,6 +188,7 @@ def test_a_tensor_on_the_device_is_read_like_an_array(gpu: EmulatedGpu) -> None:
         assert there.dtype == x.dtype and len(there) == 3 and np.array_equal(np.array(there), x)
         for take in (lambda a: a.reshape(-1)[some], lambda a: a.reshape(-1, 70)[some], lambda a: a.reshape(-1, a.shape[-1])[:, some],
                      lambda a: a[1:2], lambda a: a[1:2][:, :, some], lambda a: a[2, 1:4], lambda a: a[1, 2], lambda a: a[1, 2, 3],
+                     lambda a: a[-1:, ::2, 69:3:-7], lambda a: a[1, -2, [-1, 0, 69]], lambda a: a[2, :, -70], lambda a: a[1:1],
                      lambda a: a[2][:, 5], lambda a: a.reshape((15, 70))[4], lambda a: a[1:2, 2:4]):
             assert np.array_equal(np.asarray(take(there)), take(x))
         if dtype != "i32":
@@ -197,6 +199,19 @@ def test_a_tensor_on_the_device_is_read_like_an_array(gpu: EmulatedGpu) -> None:
                 assert np.allclose(made, of.astype(float) @ w) and np.allclose(norms, np.linalg.norm(of, axis=0 if columns else 1))
         arena.free()
     memory.free()
+
+
+def test_an_index_costs_by_what_it_asks_for() -> None:
+    """Of 3 billion elements some; one beyond them is refused, and so is a mask, which would be as long as they."""
+    n = 3 << 30
+    tracemalloc.start()
+    for key, want in ((slice(n - 3, None), [n - 3, n - 2, n - 1]), (np.array([0, -1, n - 1]), [0, n - 1, n - 1]), (-n, 0)):
+        assert spot._places(n, key).tolist() == want
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    for wrong in (n, -n - 1, np.array([0, n]), np.array([True, False]), 1.0):
+        with pytest.raises(IndexError):
+            spot._places(n, wrong)
 
 
 def test_a_hash_of_the_device_sees_every_bit_and_swaps(gpu: EmulatedGpu) -> None:

@@ -229,7 +229,7 @@ class OnDevice:
             at = int(np.ravel_multi_index(keys, self.shape[: len(keys)])) if keys else 0
             t = TensorType(self.shape[len(keys) :], self.type.dtype)
             return OnDevice(self._memory, self.address + at * t.nbytes, t)
-        axes = [np.arange(n)[k] for n, k in zip(self.shape, (*keys, *[slice(None)] * (self.ndim - len(keys))), strict=True)]
+        axes = [_places(n, k) for n, k in zip(self.shape, (*keys, *[slice(None)] * (self.ndim - len(keys))), strict=True)]
         if sum(isinstance(k, np.ndarray) for k in keys) > 1:
             raise IndexError(f"one array of indices at most, not {key}")
         kept = tuple(len(a) for a in axes if a.ndim)
@@ -255,3 +255,15 @@ class OnDevice:
             nothing = np.zeros((shape[1 if transposed else 0], 1))
             _, squares = self._memory.product(self.span, self.type.dtype, shape, nothing, not transposed)
         return made, np.sqrt(squares)
+
+
+def _places(n: int, key: Any) -> np.ndarray:
+    """What np.arange(n)[key] is; that would take 24 GB for the few elements that are asked for of 3 billion."""
+    if isinstance(key, slice):
+        return np.arange(*key.indices(n))
+    found = np.asarray(key)
+    if found.dtype.kind not in "iu":
+        raise IndexError(f"integers, slices and arrays of integers, not {found.dtype}")
+    if found.size and not -n <= found.min() <= found.max() < n:
+        raise IndexError(f"an index beyond an axis of {n}: from {found.min()} to {found.max()}")
+    return np.where(found < 0, found + n, found)

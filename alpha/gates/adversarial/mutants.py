@@ -118,13 +118,14 @@ def targets(catalogue: Catalogue) -> list[Target]:
             for place, (area, attempts) in found.items()]
 
 
-def _planted(catalogue: Catalogue, most: int = 2) -> dict[str, list[tuple[str, str]]]:
-    """Of each source file of Python the gates of the CPU that reject most faults planted in it."""
+def _planted(catalogue: Catalogue, most: int = 3) -> dict[str, list[tuple[str, str]]]:
+    """Of each source file of Python the components that need no GPU and reject most faults planted in it, each with the gate that does."""
     found: dict[str, Counter[tuple[str, str]]] = {}
     for fault in load_faults(catalogue=catalogue):
-        if not fault.source and fault.gate not in PINNED and catalogue[fault.component].backend == "cpu":
+        if not fault.source and fault.gate not in PINNED and catalogue[fault.component].backend != "cuda":
             found.setdefault(fault.file, Counter())[fault.component, fault.gate] += 1
-    return {file: [pair for pair, _ in counted.most_common(most)] for file, counted in found.items()}
+    firsts = {file: {c: (c, g) for (c, g), _ in reversed(counted.most_common())} for file, counted in found.items()}
+    return {file: list(reversed(own.values()))[:most] for file, own in firsts.items()}
 
 
 def _few(attempts: Sequence[tuple[str, str]], most: int = 4) -> tuple[tuple[str, str], ...]:
