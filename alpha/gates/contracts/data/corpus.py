@@ -164,8 +164,9 @@ def _samples(rng: np.random.Generator) -> Measured:
     with folder() as root:
         line = ("é" * int(rng.integers(4, 20)) + "\n").encode()
         lines, one = line * 30, "é€".encode() * 40
-        write_texts(root, {"lines.txt": lines, "one.txt": one})
-        for name, text, at in (("lines.txt", lines, 6), ("one.txt", one, 7)):
+        texts = {"lines.txt": lines, "one.txt": one, "blank.txt": b"\n" + one}
+        write_texts(root, texts)
+        for (name, text), at in zip(texts.items(), (6, 7, 6)):
             alone = corpus.open_corpus(str(root / name))
             cut = replace(alone.documents[0], sha256=hashlib.sha256(text[at:]).hexdigest(), size=len(text) - at, part=(at, len(text)))
             for begin, of in ((0, alone), (at, alone.subset("x", [cut]))):
