@@ -165,3 +165,13 @@ def test_it_is_asked_over_its_pipes() -> None:
     process.stdin.close(), process.stdout.close()
     plain = warm.popen([sys.executable, "-c", "pass"])
     assert isinstance(plain, subprocess.Popen) and plain.wait(timeout=60) == 0
+
+
+def test_gates_measure_the_peak_as_elsewhere(tmp_path: Path) -> None:
+    """Other commands measure it quickly. A case of `train.loop` reads the size, so its gate would fail here and nowhere else."""
+    (tmp_path / "alpha" / "train").mkdir(parents=True)
+    for name, text in (("__init__.py", ""), ("train/__init__.py", ""), ("train/peak.py", "SIZE = 512"),
+                       ("__main__.py", "from alpha.train import peak; print(peak.SIZE)")):
+        (tmp_path / "alpha" / name).write_text(text)
+    seen = [warm.run(["-m", "alpha", word], cwd=tmp_path, root=tmp_path, environment={}).stdout for word in ("gate", "train")]
+    assert seen == ["512\n", f"{warm.PEAK['SIZE']}\n"]
