@@ -346,7 +346,7 @@ class _Quick:
 
 
 def _change_tree(root: str, quick: bool) -> None:
-    """From here on Alpha is that of another tree, here and in what is started from here. `quick`: it measures the machine's peak quickly."""
+    """From here on Alpha is that of another tree, here and in what is started from here. `quick`: it measures the peak quickly."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "alpha"]:
         del sys.modules[name]
     if quick:
