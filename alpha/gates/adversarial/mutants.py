@@ -124,8 +124,11 @@ def _planted(catalogue: Catalogue, most: int = 3) -> dict[str, list[tuple[str, s
     for fault in load_faults(catalogue=catalogue):
         if not fault.source and fault.gate not in PINNED and catalogue[fault.component].backend != "cuda":
             found.setdefault(fault.file, Counter())[fault.component, fault.gate] += 1
-    firsts = {file: {c: (c, g) for (c, g), _ in reversed(counted.most_common())} for file, counted in found.items()}
-    return {file: list(reversed(own.values()))[:most] for file, own in firsts.items()}
+    firsts: dict[str, dict[str, tuple[str, str]]] = {}
+    for file, counted in found.items():
+        for pair, _ in counted.most_common():
+            firsts.setdefault(file, {}).setdefault(pair[0], pair)
+    return {file: list(own.values())[:most] for file, own in firsts.items()}
 
 
 def _few(attempts: Sequence[tuple[str, str]], most: int = 4) -> tuple[tuple[str, str], ...]:
