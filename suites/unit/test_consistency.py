@@ -189,4 +189,4 @@ def test_evidence_of_a_cpu_ships_for_reference_classes_alone() -> None:
     """Where a class has any shipped evidence, `alpha train` does not measure what is missing first: a few records of a machine that was at
     hand would keep every newcomer with such a CPU from training."""
     shipped = {path.name for path in shipped_root().iterdir() if path.is_dir() and path.name.startswith("cpu_")}
-    assert shipped == {name for name in reference_classes(shipped_root()) if name.startswith("cpu_")}
+    assert shipped == {name for name in reference_classes(shipped_root()).values() if name.startswith("cpu_")}
