@@ -155,10 +155,15 @@ def _digest(source: Source, version: str) -> str:
     return hasher.hexdigest()[:32]
 
 
+def _entry(source: Source, digest: str) -> tuple[Path, Path]:
+    """Where the cache keeps a cubin, and what is known of it."""
+    stem = f"{Path(source.path).stem}-{digest}"
+    return CACHE / f"{stem}.cubin", CACHE / f"{stem}.json"
+
+
 def _cached(source: Source, digest: str) -> Cubin | None:
     """The cubin of a digest where the cache has it whole."""
-    stem = f"{Path(source.path).stem}-{digest}"
-    cubin, record = CACHE / f"{stem}.cubin", CACHE / f"{stem}.json"
+    cubin, record = _entry(source, digest)
     try:
         stamp = _stamp(cubin)
         if cubin in _HELD and _HELD[cubin][0] == stamp:
@@ -183,8 +188,7 @@ def compile_kernel(source: Source) -> Cubin:
     digest = _digest(source, version)
     if (cached := _cached(source, digest)) is not None:
         return cached
-    stem = f"{Path(source.path).stem}-{digest}"
-    cubin, record = CACHE / f"{stem}.cubin", CACHE / f"{stem}.json"
+    cubin, record = _entry(source, digest)
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         output = Path(folder) / "out.cubin"
@@ -222,7 +226,7 @@ def compile_kernel(source: Source) -> Cubin:
 def compile_all(sources: Iterable[Source], *, jobs: int | None = None) -> list[Cubin]:
     """Compiles in parallel (`jobs` compilers at a time, default one per CPU); order kept.
 
-    The first failure is raised after all have ended.
+    A source that is not there is told before any is compiled; the first failure of the compiler is raised after all have ended.
     """
     wanted = list(sources)
     version = find_nvcc()[1] if wanted else ""
