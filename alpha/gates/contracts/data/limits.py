@@ -489,8 +489,8 @@ def refused_folders(rng: np.random.Generator) -> Measured:
 
 
 def lines_and_parts(rng: np.random.Generator) -> Measured:
-    """Texts in parts of a few bytes, whose characters are longer; globs beside folders; lines that are just too long, and the place of what
-    is wrong in a line that begins where a piece does; files that go away."""
+    """Texts in parts of a few bytes, whose characters are longer; globs beside folders; lines that are just too long, or reach into later
+    pieces; the place of what is wrong in a line that begins where a piece does; files that go away."""
     count = Checks()
 
     def read(path: Path, rules: sources.Rules, piece: int = 1 << 20) -> tuple[list[bytes], int]:
@@ -516,6 +516,11 @@ def lines_and_parts(rng: np.random.Generator) -> Measured:
             rows.write_bytes(row + b"\n" + fits[:-2] + b" " * extra + b"}\n" + row)
             got = read(rows, sources.Rules(longest=size, skip_bad=True))
             count.that(got == ([b"y"] * (3 if good else 2), 0 if good else 1), f"{extra} beyond {size}: {got}")
+        behind, wide = int(rng.integers(3, 9)), int(rng.integers(3, 6)) * size  # it ends behind its piece; what of it is read ends within
+        rows.write_bytes(row + b"\n" + fits[:-2] + b" " * wide + b"}\n" + (row + b"\n") * behind)
+        for piece in (1 << 20, 2 * size):
+            got = read(rows, sources.Rules(longest=size, skip_bad=True), piece)
+            count.that(got == ([b"y"] * (1 + behind), 1), f"behind a line over pieces of {piece}: {got}")
         for bad, said in ((b'{"text" "a"}', "no JSON: Expecting ':' delimiter at character 9"), (b'{"text": ', "at its end"),
                           (b"{}", 'it has no "text", but nothing'), (b'{"x": 1, "y": 2}', "it has no \"text\", but 'x', 'y'")):
             width = max(len(bad), len(row)) + 1
