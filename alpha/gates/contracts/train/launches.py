@@ -357,7 +357,7 @@ def looked_after(rng: np.random.Generator) -> Measured:
 
 def verdicts(rng: np.random.Generator) -> Measured:
     """What a job came to: the largest code of its ranks, the signal that ended it, or what failed first, by who told it; and of each rank
-    how it ended, in which step, and the last collective that it had done or waited in."""
+    how it ended, in which step, and the last collective that it had done or waited in. Short stops of a rank do not add up."""
     checks: Named = []
 
     def failure(teller: int) -> Any:
@@ -403,6 +403,19 @@ def verdicts(rng: np.random.Generator) -> Measured:
                      rank, text: did.append(("fail", text))):
             launch._look_for_stopped([_child(4, 0), child], "segment", 2.0)
         same(checks, f"{state} {looks}", (list(did), child.stopped is not None), (expected_fail, state == "stopped"))
+    clock, now, did, child = SimpleNamespace(s=0), ["stopped"], _Notes(), _Child(5, 105, 22, 20)
+
+    def served(pid: int) -> Any:
+        began = clock.s
+        return SimpleNamespace(look=lambda: 10**9 * (clock.s - began))
+
+    stops = int(rng.integers(2, 5))  # none lasts above the limit; all together do
+    with instead(launch, process_state=lambda pid: now[0], Served=served, _fail=lambda segment, rank, text: did.append((clock.s, text))):
+        for state in (*("stopped", "stopped", "stopped", str(rng.choice(["running", "sleeping"]))) * stops, *("stopped",) * 4):
+            now[0] = state
+            launch._look_for_stopped([child], "segment", 2.0)
+            clock.s += 1
+    same(checks, f"{stops} short stops and a long one", list(did), [(4 * stops + 3, "rank 5 is stopped, for 2 s")])
     for first, failed_, looks, killed in ((None, False, 10**12, False), (0, False, 3 * 10**9, True), (0, False, 3 * 10**9 - 1, False),
                                           (None, True, 10**9, True), (None, True, 10**9 - 1, False)):
         did, child = _Notes(), _Child(5, 105, 22, 20)
