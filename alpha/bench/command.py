@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha import config
-from alpha.bench import data, docs, kernel, record, step, step_ranks
+from alpha.bench import data, docs, floor, kernel, record, step, step_ranks
 from alpha.bench.peer import Peer
 from alpha.component import Component
 from alpha.cuda_runtime.launch import LOADED
@@ -44,13 +44,14 @@ READERS = ("run", "docs")
 
 def arguments(p: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    p.add_argument("what", metavar="ID | products | attention | bandwidth | step | comm | data | run | docs",
-                   help="a kernel of `alpha gate list`, wildcards allowed; a group of them; `step`: a whole training step; `comm`: "
-                        "collectives among ranks of this machine; `data`: how fast a run's batches are made; "
+    p.add_argument("what", metavar="ID | products | attention | bandwidth | step | floor | comm | data | run | docs",
+                   help="a kernel of `alpha gate list`, wildcards allowed; a group of them; `step`: a whole training step; `floor`: "
+                        "where a step's time and joules go, and the least that ceilings allow; `comm`: collectives among ranks of this "
+                        "machine; `data`: how fast a run's batches are made; "
                         "`run`: the figures of a run; `docs`: fill README and docs from the "
                         "records")
     p.add_argument("source", nargs="?", type=path_argument, metavar="RUN",
-                   help="with `step` and `data`: the run file; with `run`: the run directory")
+                   help="with `step`, `floor` and `data`: the run file; with `run`: the run directory")
     p.add_argument("--peers", action="store_true", help="PyTorch beside it, in a process of its own; one that is missing or fails says why")
     p.add_argument("--peer-python", metavar="PYTHON", default=sys.executable, help="the Python that has PyTorch (default: this one)")
     p.add_argument("--variant", default="*", metavar="PATTERN", help="with `step`: only PyTorch's variants of this name (default: all)")
@@ -94,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
         return _run(args, console)
     if args.what == "step":
         return _step(args, console)
+    if args.what == "floor":
+        return _floor(args, console)
     if args.what == "comm":
         return _comm(args, console)
     if args.what == "data":
@@ -166,14 +169,9 @@ def _step(args: argparse.Namespace, console: Console) -> int:
         raise InputError("`alpha bench step` times a run file", came="none", expected="alpha bench step RUN.toml")
     if args.against:
         raise InputError("--against compares kernels", came="step", expected="a component id", do="leave out --against")
-    commit = record.clean_commit() if args.record else ""
-    if args.record and args.set:
-        raise InputError("a run file is recorded as it is", came=f"--set {args.set[0]}", expected="no --set", do="record without it")
+    commit = _recorded(args)
     cfg = config.load(Path(args.source), args.set)
-    why = why_not_here(catalogue()[f"executor.{cfg.machine.backend}"])
-    if why:
-        raise MachineError("NOT_RUN: this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
-                           expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU")
+    _runs_here(cfg)
     if (args.nproc or 1) > 1:
         return _step_ranks(args, cfg, console, commit)
     with Printer().doing("building, checking and timing"):
@@ -187,6 +185,44 @@ def _step(args: argparse.Namespace, console: Console) -> int:
             "hardware": result.hardware, "config": cfg.resolved().splitlines(),
             "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "step": _plain(result)})
     return 1 if result.why else 0
+
+
+def _floor(args: argparse.Namespace, console: Console) -> int:
+    if args.source is None or args.against:
+        raise InputError("`alpha bench floor` takes a run file, --set, --peers, --json and --record", came=args.source or "no run file",
+                         expected="alpha bench floor RUN.toml")
+    commit = _recorded(args)
+    cfg = config.load(Path(args.source), args.set)
+    if cfg.machine.backend != "cuda":
+        raise InputError("a floor is of a GPU, which counts its joules", came=f'machine.backend = "{cfg.machine.backend}"', expected="cuda",
+                         do="take `alpha bench step` on a CPU")
+    _runs_here(cfg)
+    with Printer().doing("building and measuring"):
+        result = floor.bench(cfg, catalogue(), args.peer_python if args.peers else None, report=_telling())
+    floor.show(result, console)
+    if args.json:
+        _write(args.json, {"flops": VERSION, "floor": result})
+    if args.record:
+        _keep(result.machine, f"floor-{result.run}", console, commit, {
+            "hardware": result.hardware, "config": cfg.resolved().splitlines(), "flops": {"version": VERSION, "convention": CONVENTION},
+            "floor": _plain(result)})
+    return 0
+
+
+def _recorded(args: argparse.Namespace) -> str:
+    """The commit of what is to be recorded, '' where nothing is."""
+    commit = record.clean_commit() if args.record else ""
+    if args.record and args.set:
+        raise InputError("a run file is recorded as it is", came=f"--set {args.set[0]}", expected="no --set", do="record without it")
+    return commit
+
+
+def _runs_here(cfg: config.Config) -> None:
+    """MachineError where this machine has not what the run computes on."""
+    why = why_not_here(catalogue()[f"executor.{cfg.machine.backend}"])
+    if why:
+        raise MachineError("NOT_RUN: this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
+                           expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU")
 
 
 def _step_ranks(args: argparse.Namespace, cfg: config.Config, console: Console, commit: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from alpha.backends.cuda.kernels.attention import COMPARED as HEADS
 from alpha.backends.cuda.kernels.matmul import COMPARED as PRODUCTS
-from alpha.bench import record
+from alpha.bench import floor, record
 from alpha.bench.comm_device import bus
 from alpha.bench.peer import ROOT
 from alpha.bench.sizes import size_text
@@ -304,6 +304,25 @@ def many(records: Sequence[Record]) -> str:
     return "\n".join(lines) + "\n" if lines else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
 
 
+def floors(records: Sequence[Record]) -> str:
+    """A line for each step whose floor was measured: what the ceilings imply, and the most that any step could be ahead of PyTorch's."""
+    lines, losses = [], []
+    for r in _named(records, "floor-"):
+        f, peer = r["floor"], None
+        for s in _named([x for x in records if x["machine"] == r["machine"]], f"step-{f['run']}"):
+            peer = _row(s, s["step"]["quoted"]) if s["step"]["run"] == f["run"] else peer
+        ahead = ["-" if peer is None else f"{peer['ns'] / f[which]['least_ns']:.3f}" for which in ("known", "bare")]
+        energy = f"{f['step_ns'] * 1e-9 * f['watts']:.1f} J, {f['watts']:.0f} W"
+        lines.append((f["run"], _hardware(r), f"{f['step_ns'] / 1e6:.2f} ms", energy,
+                      f"{f['known']['least_ns'] / 1e6:.2f} ms", ahead[0], f"{f['bare']['least_ns'] / 1e6:.2f} ms", ahead[1]))
+        worst = [f"{row.op} `{row.shape}` {ns / 1e6:.2f} ms, {joules:.2f} J" for row, ns, joules in
+                 floor.losses(floor.figures(floor.from_plain(f)))[:3]]
+        losses.append(f"- {f['run']}, {_under(r)}: {'; '.join(worst)}.\n")
+    head = ("a step", "on", "ours", "energy", "best known kernels", "PyTorch over it", "bare hardware", "PyTorch over it")
+    text = _table(head, lines) + "\nThe largest losses against the best known kernels, by joules:\n\n" + "".join(losses)
+    return text if lines else _absent("alpha bench floor configs/gpt2-124m.toml --peers --record")
+
+
 def _exposed(x: Mapping[str, Any]) -> str:
     """Of the rank that waits most, and of the one that waits least."""
     least = x.get("least")
@@ -321,4 +340,5 @@ def _ranked(x: Mapping[str, Any]) -> tuple[str, ...]:
 
 REGIONS: dict[str, Callable[[Sequence[Record]], str]] = {
     "headline": headline, "training": training, "steps": steps, "runs": runs,
-    "products": products, "attention": attention, "bandwidth": bandwidth, "devices": devices, "ranks": ranks, "many": many}
+    "products": products, "attention": attention, "bandwidth": bandwidth, "devices": devices, "ranks": ranks, "many": many,
+    "floors": floors}

@@ -6,7 +6,7 @@ Started by peer.py with any Python that has torch and NumPy; the rest of Alpha's
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,15 @@ class Process:
 
     def make(self, op: str, attrs: dict[str, Any], operands: Sequence[Sequence[str]]) -> dict[str, str]:
         """Name of each way -> '' or why there is none."""
+        return self._made(op, attrs, lambda: [self.tensor(path, dtype) for path, dtype in operands])
+
+    def draw(self, op: str, attrs: dict[str, Any], operands: Sequence[tuple[Sequence[int], str]]) -> dict[str, str]:
+        """The same with normal operands of these shapes and float types, which no file holds."""
+        torch = self.t.torch
+        return self._made(op, attrs, lambda: [torch.randn(*shape, dtype=self.t.dtype(dtype), device="cuda" if self.t.on_gpu else "cpu")
+                                              for shape, dtype in operands])
+
+    def _made(self, op: str, attrs: dict[str, Any], operands: Callable[[], list[Any]]) -> dict[str, str]:
         self.ways = {}
         with suppress(ImportError):  # a PyTorch without this switch keeps the buffers of a forward, as timing its backward again needs
             import torch._functorch.config as functorch
@@ -67,9 +76,8 @@ class Process:
             functorch.donated_buffer = False  # type: ignore[attr-defined]
         if self.t.on_gpu:
             self.t.torch.cuda.empty_cache()  # of the call before
-        xs = [self.tensor(path, dtype) for path, dtype in operands]
         try:
-            found = peers_torch.ways(self.t, op, xs, attrs)
+            found = peers_torch.ways(self.t, op, operands(), attrs)
         except peers_torch.Unsupported as error:
             return {"torch": f"no peer: {error}"}
         why = {}
@@ -116,6 +124,14 @@ class Process:
         torch.cuda.synchronize()
         return float(np.median([begin.elapsed_time(end) * 1e6 for begin, end in events]))
 
+    def spin(self, way: str, calls: int) -> None:
+        """Call again and again, and wait for the end."""
+        call = self.ways[way]
+        for _ in range(calls):
+            call()
+        if self.t.on_gpu:
+            self.t.torch.cuda.synchronize()
+
     def make_model(self, sizes: dict[str, Any], parameters: dict[str, str], variant: dict[str, str]) -> int:
         """Take a model with these parameters (files of float32); returns how many parameters it has."""
         from alpha.bench.peer_model import PeerModel  # the one module that imports torch as it is read
@@ -157,7 +173,8 @@ class Process:
 def main() -> None:
     """Answer until the caller goes."""
     p = Process()
-    serve({"open": p.open, "make": p.make, "outputs": p.outputs, "repeats": p.repeats, "block": p.block, "make_model": p.make_model,
+    serve({"open": p.open, "make": p.make, "outputs": p.outputs, "repeats": p.repeats, "block": p.block, "draw": p.draw,
+           "spin": p.spin, "make_model": p.make_model,
            "step": p.step, "steps": p.steps, "memory": p.memory, "park": p.park, "back": p.back})
 
 

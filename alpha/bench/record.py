@@ -140,6 +140,20 @@ def verify(body: Mapping[str, Any], name: str) -> None:
 
     for row in body["ranks"]["rows"] if "ranks" in body else ():
         _of_ranks(name, body, row)
+    if "floor" in body:
+        _floors(name, body["floor"])
+
+
+def _floors(name: str, held: Mapping[str, Any]) -> None:
+    """The floors of a step, from its blocks and classes."""
+    from alpha.bench import floor  # it measures, so it needs what a GPU needs
+
+    found = floor.figures(floor.from_plain(held))
+    for what in ("step_ns", "watts"):
+        _near(name, what, held[what], getattr(found, what))
+    for which in ("known", "bare"):
+        for what, figure in held[which].items():
+            _near(name, f"{which} {what}", figure, getattr(getattr(found, which), what))
 
 
 def _of_ranks(name: str, body: Mapping[str, Any], row: Mapping[str, Any]) -> None:

@@ -219,6 +219,16 @@ class Ours:
         self._stack.close()
 
 
+def until_still(celsius: Callable[[], float], seconds: float) -> None:
+    """Call it, each time a block of work that ends with the GPU's temperature, until that rises by STILL at most, or for `seconds`."""
+    last, end = -float("inf"), time.monotonic() + seconds
+    while time.monotonic() < end:
+        now = celsius()
+        if not now > last + STILL:
+            return
+        last = now
+
+
 class DoesNotFit(Exception):
     """A peer has no room beside what is there already."""
 
@@ -524,13 +534,13 @@ class Session:
         """Run until the temperature of the GPU stands still."""
         if self.gpu is None or self.steps is not None:
             return
-        last, end = -float("inf"), time.monotonic() + min(WARM_SECONDS, self.left() / 4)
         count = self._count(ours.block, WARM_BLOCK)
-        while time.monotonic() < end:
-            _, reading = self._block(ours.block, count)
-            if reading is None or not reading.celsius > last + STILL:
-                return
-            last = reading.celsius
+
+        def celsius() -> float:
+            reading = self._block(ours.block, count)[1]
+            return reading.celsius if reading is not None else NAN
+
+        until_still(celsius, min(WARM_SECONDS, self.left() / 4))
 
     def _count(self, arm: _Arm, seconds: float) -> int:
         """Steps of a block; finding out warms up."""

@@ -62,6 +62,14 @@ class Clocks:
                 found[name] = float("nan")
         return replace(reading, **found)
 
+    def joules(self) -> float:
+        """What the GPU has taken since its driver was loaded; the counter moves at times of its own. MachineError where there is none."""
+        try:
+            return float(self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * 1e-3
+        except self._library.NVMLError as error:
+            raise MachineError("NVML does not count the joules of this GPU", came=str(error), expected="a GPU of Volta or later",
+                               do="leave out what needs them") from error
+
 
 @functools.cache
 def _library() -> Any:

@@ -55,6 +55,9 @@ class MadeClocks:
     def sense(self, reading: Reading) -> Reading:
         return replace(reading, watts=690.0, celsius=60.0)
 
+    def joules(self) -> float:
+        return 690.0 * time.perf_counter()
+
     def read(self) -> Reading:
         self.taken += 1
         return Reading(1980.0, 0x40 if self.slow(self.taken) else 0x04)  # type: ignore[operator]

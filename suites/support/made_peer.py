@@ -88,6 +88,19 @@ def steps(rows: int, tokens: int, vocab: int, lr: float, count: int) -> float:
     return STEPS.get("ns", {}).get(state["variant"], 1e6) * count
 
 
+def draw(op: str, attrs: dict[str, Any], operands: list[list[Any]]) -> dict[str, str]:
+    if STEPS.get("refused") == op:
+        return {"torch": "no peer: not made"}
+    return {"quick": "", "slow": ""}
+
+
+def spin(way: str, calls: int) -> None:
+    if STEPS.get("dying"):
+        os._exit(7)
+    time.sleep(calls * {"quick": 1e-5, "slow": 1e-4}[way])
+
+
 serve({"open": opened, "make": make, "outputs": outputs, "repeats": lambda way, ns: 3, "block": block, "make_model": make_model,
        "step": step, "steps": steps, "park": park, "back": back, "memory": lambda: 123,
+       "draw": draw, "spin": spin,
        "sleep": lambda seconds: time.sleep(seconds)})
