@@ -180,6 +180,34 @@ def withdrawn(rng: np.random.Generator) -> Measured:
     return measured(wrong, 4)
 
 
+def freed(rng: np.random.Generator) -> Measured:
+    """A release that a broken connection lost is told on the next one, also where no message goes that way: the slot is free again. It
+    was told before, so nobody tells it of itself."""
+    wrong = list[str]()
+    for streams in (1, 2):
+        ends = Ends(streams=streams)
+        try:
+            near, far = ends.lanes
+            sent = int(rng.integers(1, 5))
+            for i in range(sent):
+                ready(ends, i, rng.bytes(10))
+            near.carry()
+            ends.streams[1].rest(0)
+            wrong += [] if far.back.sent[0] == sent else [f"{far.back.sent[0]} messages of {sent} came"]
+            far.back.released[0] = sent
+            far.tell()
+            far.carry()
+            wrong += [] if (near.out.released[0], far.back.told) == (0, sent) else ["the release was not on its way"]
+            ends.connect()
+            for of in ends.streams:
+                of.settle()
+            wrong += [] if ends.streams[0].broken == streams else ["no connection broke"]
+            wrong += [] if near.out.released[0] == sent else [f"of {sent} slots {sent - near.out.released[0]} stay taken"]
+        finally:
+            ends.close()
+    return measured(wrong, 8)
+
+
 def unasked(rng: np.random.Generator) -> Measured:
     """A long payload for which no place was given lies in its slot, also when the call that waited for it has failed; a message of a
     channel that was not used here yet finds its ring; a rank elsewhere has one lane a channel."""

@@ -472,7 +472,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                  ("connection", of_settings.connection), ("together", of_settings.together), ("adjoint", _adjoint),
                                  ("machines", places.machines), ("ways", places.ways), ("links", places.links), ("lines", doors.lines),
                                  ("called", connections.calls), ("kept", connections.kept), ("withdrawn", connections.withdrawn),
-                                 ("unasked", connections.unasked), ("listened", connections.listened),
+                                 ("freed", connections.freed), ("unasked", connections.unasked), ("listened", connections.listened),
                                  ("room", connections.room), ("handed", connections.handed), ("asked", bridging.asked),
                                  ("knocks", bridging.knocks), ("said of ranks", bridging.words), ("told anew", bridging.told_anew),
                                  *frames.PARITY],
