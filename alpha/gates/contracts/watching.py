@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.observe import PAGE, HandOver, ObservedWorkers, note, resident
 from alpha.backends.cpu.stream import Stream
-from alpha.backends.cpu.workers import Workers
+from alpha.backends.cpu.workers import Workers, _Round
 from alpha.comm.group import Place
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import InputError
@@ -256,6 +257,56 @@ def items(rng: np.random.Generator) -> Measured:
             wrong += [] if sorted(ran) == [*range(n)] else [f"{n} items, after an error {len(ran)} run"]
         pool.close()
     return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
+MOMENT_S = 10.0
+
+
+class _Asleep:
+    """A caller's wait awake, which is over at once: it goes to sleep."""
+
+    def until(self, found: Callable[[], bool]) -> bool:
+        """Whether it was found meanwhile."""
+        return False
+
+
+def late_ends(rng: np.random.Generator) -> Measured:
+    """A helper ends the last task, and wakes the caller, just when that is about to sleep; then a task lasts longer than the caller's own.
+    Neither hand-over comes back before its tasks are done, however often they take turns."""
+    wrong, cases, caller, over = list[str](), 2 * int(rng.integers(2, 5)), threading.get_ident(), _Round.over
+    pool = Workers(2)
+    pool._idle = _Asleep()  # type: ignore[assignment]
+    for turn in range(cases):
+        begun, go, back, done = threading.Event(), threading.Event(), threading.Event(), list[bool]()
+
+        def looks(self: _Round, go: threading.Event = go, late: bool = not turn % 2) -> bool:
+            if late and self.waiting and threading.get_ident() == caller:  # its last look before it sleeps
+                go.set()
+                end = time.monotonic() + MOMENT_S
+                while self.waiting and time.monotonic() < end:
+                    time.sleep(0.0005)
+            return over(self)
+
+        def own(begun: threading.Event = begun) -> None:  # so a helper has the other task
+            begun.wait(MOMENT_S)
+
+        def late(begun: threading.Event = begun, go: threading.Event = go, done: list[bool] = done) -> None:
+            begun.set()
+            done.append(go.wait(MOMENT_S))
+
+        def long(begun: threading.Event = begun, back: threading.Event = back, done: list[bool] = done) -> None:
+            begun.set()
+            done.append(not back.wait(0.05))
+
+        with mock.patch.object(_Round, "over", looks):
+            pool.run([own, long if turn % 2 else late])
+        found = list(done)
+        back.set()
+        if found != [True]:
+            wrong.append(f"hand-over {turn} comes back before its tasks are done")
+            break
+    pool.close()
+    return yes(not wrong, "; ".join(wrong), cases=cases)
 
 
 MANY = 20_000
