@@ -56,6 +56,9 @@ lr = 0.1
 """
 KERNEL_TIMES = ("kernels", "busy_ns", "stamp_ns", "idle_ns", "gap_ns", "gap_sync_ns", "gap_copy_ns", "longest_gap_ns", "copies", "copy_ns",
                 "copy_overlapped_ns", "syncs", "sync_ns", "stamps", "stamp_offset_ns", "stamp_spread_ns", "switch_ns")
+OPS = ("add", "scale")
+SUMS = {"runs": "count", **{k: k for k in ("enqueue_ns", "device_ns", "wait_ns", "flops", "nbytes", "dispatches")}}
+"""What a page says of an op -> the column of op_profile that it adds up."""
 LINES = {"kernel_active": (0.9, True), "bubble": (0.1, False), "comm_exposed": (0.15, False), "bandwidth_bound": (0.6, True),
          "unexplained": (0.01, False)}
 """Figure -> (its line, whether it must lie above)."""
@@ -63,7 +66,8 @@ LINES = {"kernel_active": (0.9, True), "bubble": (0.1, False), "comm_exposed": (
 
 class Drawn:
     """A run directory of drawn rows. `rows`: of step_timing; `steps`: step -> (tokens, finite); `sessions`: (session, rank) -> its row;
-    `ops`, `kernels`, `events`: rows of op_profile, kernel_times and gpu_timeline; `facts`: run_metadata."""
+    `ops`, `kernels`, `events`: rows of op_profile, kernel_times and gpu_timeline; `facts`: run_metadata; `profiled`: step -> whether its
+    first rank profiled it."""
 
     def __init__(self, path: Path, rng: np.random.Generator, backend: str, whole: bool = False) -> None:
         """`whole`: the run says everything, has several ranks of several devices each, and steps enough for every figure."""
@@ -84,6 +88,7 @@ class Drawn:
             self.facts["save_measured_ns"] = str(int(rng.integers(1, 1 << 20)))
         self.steps = {s: (int(rng.integers(1, 99)), int(rng.random() < 0.93)) for s in range(count) if rng.random() < 0.95}
         self.rows: list[dict[str, Any]] = []
+        self.profiled = dict[int, int]()
         self.sessions: dict[tuple[int, int], dict[str, int]] = {}
         self.ops: list[dict[str, Any]] = []
         self.kernels: list[dict[str, Any]] = []
@@ -109,16 +114,20 @@ class Drawn:
         between = sum(spent[p] for p in ("eval", "sample_gen", "checkpoint"))
         loose = int(rng.integers(0, 2000))
         wall = sum(spent.values()) + loose
+        profiled = self.profiled.setdefault(step, int(rng.random() < 0.2))
+        if rank and not (self.whole and rng.random() < 0.75):
+            profiled = int(rng.random() < 0.2)
         row = {"step": step, "rank": rank, "session": session, "began_ns": began, "wall_ns": wall, "step_ns": wall - between,
-               "profiled": int(rng.random() < 0.2), "launches": 1, "enqueue_ns": 1, **{f"{p}_ns": x for p, x in spent.items()},
+               "profiled": profiled, "launches": 1, "enqueue_ns": 1, **{f"{p}_ns": x for p, x in spent.items()},
                **{f"{p}_overlapped_ns": int(rng.integers(0, 999)) for p in OVERLAPPING}, "unexplained_ns": loose}
         self.rows.append(row)
         if row["profiled"]:
             for launch in range(int(rng.integers(0, 4))):
-                self.ops.append({"step": step, "rank": rank, "plan": "p", "launch": launch, "op": "add", "component": "add", "layer": "",
-                                 "phase": "forward", "shape": "", "dtype": "f32", "count": 1, "enqueue_ns": int(rng.integers(0, 99)),
-                                 "device_ns": int(rng.integers(0, 999)), "wait_ns": int(rng.integers(0, 99)),
-                                 "flops": int(rng.integers(0, 1 << 16)), "nbytes": int(rng.integers(0, 1 << 16)), "dispatches": 1})
+                self.ops.append({"step": step, "rank": rank, "plan": "p", "launch": launch, "op": str(rng.choice(OPS)),
+                                 "component": "add", "layer": "", "phase": "forward", "shape": "", "dtype": "f32", "count": 1,
+                                 "enqueue_ns": int(rng.integers(0, 99)), "device_ns": int(rng.integers(0, 999)),
+                                 "wait_ns": int(rng.integers(0, 99)), "flops": int(rng.integers(0, 1 << 16)),
+                                 "nbytes": int(rng.integers(0, 1 << 16)), "dispatches": 1})
             if self.backend != "cpu" and rng.random() < 0.8:
                 self.kernels.append({"step": step, "rank": rank, **{k: int(rng.integers(0, 9)) for k in KERNEL_TIMES},
                                      "busy_ns": int(row["step_ns"] * rng.uniform(0.7, 1)),
@@ -167,18 +176,21 @@ def drawn(rng: np.random.Generator, backend: str, whole: bool = False) -> Iterat
 
 
 Told = dict[str, Any]
-"""What a report says of a run: key of a figure -> [value, text, verdict, reason], or `error`: the class of error that refused it."""
+"""What a report says of a run: key of a figure -> [value, text, verdict, reason], and `ops`: of each op what it takes a step; or `error`:
+the class of error that refused it."""
 
 
 def read_all(paths: Sequence[str]) -> str:
     """What a report says of each of these runs, as JSON. Called in a process of its own."""
     from alpha.report import runs
     from alpha.report.facts import facts
+    from alpha.report.views import top_ops
 
     found: list[Told] = []
     for path in paths:
         try:
-            found.append({f.key: [f.value, f.text, f.verdict, f.reason] for f in judge(facts(runs.load(Path(path))))})
+            run = runs.load(Path(path))
+            found.append({f.key: [f.value, f.text, f.verdict, f.reason] for f in judge(facts(run))} | {"ops": top_ops(run)["ops"]})
         except AlphaError as error:
             found.append({"error": type(error).__name__, "what": error.what})
     return json.dumps(found)
@@ -295,6 +307,17 @@ def saves(run: Drawn, rows: list[dict[str, Any]], known: dict[str, float]) -> li
     return found
 
 
+def by_op(run: Drawn) -> dict[str, dict[str, float | None]]:
+    """Of each op its sums over those steps of ranks that have rows, and its share of all device time."""
+    steps, whole = len({(o["step"], o["rank"]) for o in run.ops}), sum(o["device_ns"] for o in run.ops)
+    found = dict[str, dict[str, float | None]]()
+    for op in {o["op"] for o in run.ops}:
+        own = [o for o in run.ops if o["op"] == op]
+        found[op] = {k: sum(o[column] for o in own) / steps for k, column in SUMS.items()}
+        found[op]["share"] = per(sum(o["device_ns"] for o in own), whole)
+    return found
+
+
 def exposed(run: Drawn, cells: dict[tuple[int, int], dict[str, Any]]) -> float | None:
     """Host time of handing over with no stream busy, nanosecond by nanosecond, over the time of those steps."""
     alone, whole = 0, 0
@@ -313,12 +336,14 @@ def exposed(run: Drawn, cells: dict[tuple[int, int], dict[str, Any]]) -> float |
 
 def _recounted(backend: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
-        """Every figure of drawn runs, and its verdict by the line that the figure has."""
+        """Every figure of drawn runs, and its verdict by the line that the figure has; what each op takes a step, on a rank."""
         checks = []
         with ExitStack() as stack:
             made = [stack.enter_context(drawn(rng, backend, whole=i < 2)) for i in range(DRAWS)]
             for run, got in zip(made, reports(made)):
-                want = counted(run)
+                want, ops = counted(run), by_op(run)
+                said = {o["op"]: {k: o[k] for k in (*SUMS, "share")} for o in got.pop("ops", [])}
+                checks += [(f"{op}: {said.get(op)} for {ops.get(op)}", said.get(op) == ops.get(op)) for op in OPS]
                 checks.append((f"figures {sorted(set(got) ^ set(want))}", set(got) == set(want)))
                 for key in set(want) & set(got):
                     checks += _alike(backend, key, want[key], *got[key])
