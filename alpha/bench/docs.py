@@ -315,11 +315,12 @@ def floors(records: Sequence[Record]) -> str:
         energy = f"{f['step_ns'] * 1e-9 * f['watts']:.1f} J, {f['watts']:.0f} W"
         lines.append((f["run"], _hardware(r), f"{f['step_ns'] / 1e6:.2f} ms", energy,
                       f"{f['known']['least_ns'] / 1e6:.2f} ms", ahead[0], f"{f['bare']['least_ns'] / 1e6:.2f} ms", ahead[1]))
-        worst = [f"{row.op} `{row.shape}` {ns / 1e6:.2f} ms, {joules:.2f} J" for row, ns, joules in
-                 floor.losses(floor.figures(floor.from_plain(f)))[:3]]
-        losses.append(f"- {f['run']}, {_under(r)}: {'; '.join(worst)}.\n")
+        found = floor.losses(floor.figures(floor.from_plain(f)))[:3]
+        worst = [f"{row.op} `{' '.join(row.shape.split()[:2])}` {ns / 1e6:.2f} ms, {joules:.2f} J" for row, ns, joules in found]
+        losses.append(f"- {f['run']} ({_under(r)}): {'; '.join(worst)}\n")
     head = ("a step", "on", "ours", "energy", "best known kernels", "PyTorch over it", "bare hardware", "PyTorch over it")
-    text = _table(head, lines) + "\nThe largest losses against the best known kernels, by joules:\n\n" + "".join(losses)
+    text = _table(head, lines) + "\nThe largest losses against the best known kernels, by joules, with the first operands of the calls:\n\n"
+    text += "".join(losses)
     return text if lines else _absent("alpha bench floor configs/gpt2-124m.toml --peers --record")
 
 
