@@ -411,8 +411,8 @@ def verdicts(rng: np.random.Generator) -> Measured:
 
     stops = int(rng.integers(2, 5))  # none lasts above the limit; all together do
     with instead(launch, process_state=lambda pid: now[0], Served=served, _fail=lambda segment, rank, text: did.append((clock.s, text))):
-        for state in (*("stopped", "stopped", "stopped", str(rng.choice(["running", "sleeping"]))) * stops, *("stopped",) * 4):
-            now[0] = state
+        for seen in (*("stopped", "stopped", "stopped", str(rng.choice(["running", "sleeping"]))) * stops, *("stopped",) * 4):
+            now[0] = seen
             launch._look_for_stopped([child], "segment", 2.0)
             clock.s += 1
     same(checks, f"{stops} short stops and a long one", list(did), [(4 * stops + 3, "rank 5 is stopped, for 2 s")])
