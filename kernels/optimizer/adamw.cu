@@ -10,8 +10,9 @@
 //   through memory on a narrow front. (With a limit on the grid it takes parts b, b + grid, ....) A tensor that starts off a 16-byte
 //   boundary, and a last group of less than 4, go element by element. Elements are independent, so bits depend on nothing else.
 // Bytes. 28 per element (16 read, 12 written), 30 with the copy; the table is 1/1000 of that. Stores leave L2 first (common/once.cuh).
-// Bias corrections. 1 - b^t = -expm1(t log b): the host gives log b in double precision, and expm1 does not cancel; each thread for itself,
-//   about 40 instructions beside 120 bytes. No shared memory, no barrier. Registers: 16 of one group, about 30 the rest.
+// Bias corrections. 1 - b^t = -expm1(t log b): the host gives log b in double precision, and expm1 does not cancel. A launch of one thread
+//   finds them for all: some 100 instructions, a third of a thread's, and a GPU at its power limit pays for each.
+//   No shared memory, no barrier. Registers: 16 of one group, about 30 the rest.
 #include "../common/once.cuh"
 
 constexpr bool COPY = ADAMW_COPY;
@@ -35,9 +36,8 @@ struct Problem {
     const Chunk* chunks;
     const float* coefficient;
     const float* lr;
-    const int* step;
+    const float* corrections;  // 1 / (1 - b1^t), 1 / (1 - b2^t)
     const int* finite;
-    double log1, log2;                 // natural logarithms of the betas
     float keep1, take1, keep2, take2;  // beta, 1 - beta
     float eps, weight_decay;
     int count;  // chunks
@@ -87,13 +87,18 @@ __device__ __forceinline__ void update_one(const Problem& problem, const Factors
 // 1 / (1 - b^t) from log b; b = 0 has -inf.
 __device__ __forceinline__ float correction(int t, double log_beta) { return -1.0f / expm1f(static_cast<float>(t * log_beta)); }
 
+// Both corrections at step + 1. log1, log2: natural logarithms of the betas. One thread.
+extern "C" __global__ void __launch_bounds__(1) adamw_corrections(const int* step, double log1, double log2, float* corrections) {
+    corrections[0] = correction(*step + 1, log1);
+    corrections[1] = correction(*step + 1, log2);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 5) adamw(const __grid_constant__ Problem p) {
     if (__ldg(p.finite) == 0) return;
-    const int step = __ldg(p.step);
     Factors f;
     f.coefficient = __ldg(p.coefficient);
-    f.scale1 = correction(step + 1, p.log1);
-    f.scale2 = correction(step + 1, p.log2);
+    f.scale1 = __ldg(p.corrections);
+    f.scale2 = __ldg(p.corrections + 1);
     const float lr = __ldg(p.lr);
     for (int item = static_cast<int>(blockIdx.x); item < p.count * PARTS; item += static_cast<int>(gridDim.x)) {
         const Chunk chunk = p.chunks[item / PARTS];

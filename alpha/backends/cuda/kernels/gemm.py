@@ -268,8 +268,8 @@ def choose(problem: GemmProblem, blocks: int = 0) -> GemmConfig:
     """The config for a problem, by rule.
 
     Tiles of 128x256 move fewer bytes than those of 128x128, so they need fewer joules, and a GPU in steady state has no more to give. They
-    are taken (a) for bf16 from 8 steps of K on, written under the products of the next tile, (b) for fp32, whose tiles cannot wait in
-    registers, from 96 steps on; in both cases where they need no more waves than ping-pong's. All else is ping-pong, with more output
+    are taken (a) for bf16 from 8 steps of K on, written under the products of the next tile, where they need at most 1.12 times the waves
+    of ping-pong's, (b) for fp32, whose tiles cannot wait in registers, from 96 steps on and 1.05 times the waves. All else is ping-pong, with more output
     buffers for busy epilogues. From 64 steps on a last wave of tiles that would leave over a tenth of the chip idle is split along K,
     into runs of at least 8 steps. Only plain epilogues can split. MULTIPROCESSORS decides the split, hence the bits; it is not the budget
     of a launch, which is `blocks`.
@@ -299,8 +299,9 @@ def _chosen(problem: GemmProblem) -> GemmConfig:
         if counted and rest and waves + rest / CLUSTERS < 0.9 * (waves + 1):
             return _split(base, rest, max(rest, min(CLUSTERS, rest * steps // 8)))
     wide = _wide(problem)
-    fits = not problem.computes and 2 * _waves(wide, problem) <= 1.05 * _waves(PINGPONG, problem)
-    return wide if fits and steps >= (8 if wide.defer else 96) else PINGPONG
+    waves, least = (1.12, 8) if wide.defer else (1.05, 96)
+    fits = not problem.computes and 2 * _waves(wide, problem) <= waves * _waves(PINGPONG, problem)
+    return wide if fits and steps >= least else PINGPONG
 
 
 def _waves(config: GemmConfig, problem: GemmProblem) -> int:

@@ -27,6 +27,7 @@ from alpha.ops.spec import Sample
 from alpha.types import Attrs, Table, TensorType
 
 BLOCK = 65536  # of the norm: as in alpha/ops/global_norm.py
+CORRECTIONS_BYTES = 8  # of the biases of both moments
 PARTS = 8  # runs of a block that are summed apart (kernels/optimizer/global_norm.cu)
 CHUNK = 8192  # most elements of an AdamW chunk; elements are independent, so it decides no bits
 CHUNK_PARTS = 8  # CTAs for one (kernels/optimizer/adamw.cu)
@@ -122,9 +123,7 @@ class AdamwProblem:
 
 _Adamw = structure(
     "_Adamw",
-    "param grad m v copy chunks coefficient lr step finite",
-    ("log1", ctypes.c_double),
-    ("log2", ctypes.c_double),
+    "param grad m v copy chunks coefficient lr corrections finite",
     *((name, ctypes.c_float) for name in ("keep1", "take1", "keep2", "take2", "eps", "weight_decay")),
     ("count", ctypes.c_int32),
 )
@@ -142,10 +141,12 @@ def adamw_step(
     lr: int,
     step: int,
     finite: int,
+    corrections: int,
     copy: int = 0,
     blocks: int = 0,
 ) -> Operation:
-    """Updates param, m, v (fp32) and the bf16 copy in place. coefficient, lr (fp32), step, finite (i32) lie on the device."""
+    """Updates param, m, v (fp32) and the bf16 copy in place. coefficient, lr (fp32), step, finite (i32) lie on the device. `corrections`:
+    8 bytes for those of the biases."""
     p = problem
     require(
         f"AdamW: {p}",
@@ -155,17 +156,20 @@ def adamw_step(
         ],
     )
     addresses("AdamW", table=table, param=param, grad=grad, m=m, v=v)
-    addresses("AdamW", 4, coefficient=coefficient, lr=lr, step=step, finite=finite)
+    addresses("AdamW", 4, coefficient=coefficient, lr=lr, step=step, finite=finite, corrections=corrections)
     if p.copy:
         addresses("AdamW", copy=copy)
     arguments = _Adamw(
-        param, grad, m, v, copy, table, coefficient, lr, step, finite,
-        *(math.log(b) if b else -math.inf for b in (p.beta1, p.beta2)),
+        param, grad, m, v, copy, table, coefficient, lr, corrections, finite,
         p.beta1, 1 - p.beta1, p.beta2, 1 - p.beta2, p.eps, p.weight_decay, p.chunks,
     )  # fmt: skip
     grid = limit(CHUNK_PARTS * p.chunks, blocks)
-    run = launch(kernel("optimizer/adamw.cu", "adamw", {"ADAMW_COPY": int(p.copy)}), grid, 256, arguments)
-    return Operation(f"AdamW of {p.elements} elements", (run,), p.elements * (30 if p.copy else 28))
+    defines = {"ADAMW_COPY": int(p.copy)}
+    logs = (ctypes.c_double(math.log(b) if b else -math.inf) for b in (p.beta1, p.beta2))
+    first = launch(kernel("optimizer/adamw.cu", "adamw_corrections", defines), 1, 1, ctypes.c_uint64(step), *logs,
+                   ctypes.c_uint64(corrections))
+    run = launch(kernel("optimizer/adamw.cu", "adamw", defines), grid, 256, arguments)
+    return Operation(f"AdamW of {p.elements} elements", (first, run), p.elements * (30 if p.copy else 28))
 
 
 def _rates(attrs: Attrs) -> Table:
@@ -209,7 +213,8 @@ def adamw(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attr
                            weight_decay=float(attrs["weight_decay"]), copy=bool(narrow))  # type: ignore[arg-type]
     return in_place(pairs, adamw_step(
         problem, table=table, param=outs[0].address, grad=grad.address, m=outs[1].address, v=outs[2].address, step=count.address,
-        coefficient=coefficient.address, lr=lr.address, finite=finite.address, copy=outs[3].address if narrow else 0, blocks=gpu.blocks))
+        coefficient=coefficient.address, lr=lr.address, finite=finite.address, copy=outs[3].address if narrow else 0, blocks=gpu.blocks,
+        corrections=gpu.scratch(CORRECTIONS_BYTES).address))
 
 
 def scratch(types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> int:
@@ -260,6 +265,7 @@ KERNELS = (
     ),
     Component(
         id="adamw.f32.sm90", kind="kernel", backend="cuda", op="adamw", implementation=adamw, requires=SM90A,
+        scratch=lambda types, attrs, multiprocessors: aligned(CORRECTIONS_BYTES),
         inplace=((0, 0), (1, 2), (2, 3), (3, 8)), calls=Calls(further=_adamw_samples, timed=(_TIMED_ADAMW,)), budgeted=True,
         binaries=Binaries(cubins_of("adamw", adamw, lambda: [
             ([_FLAT] * 4 + [_SCALAR] * 2 + [_INTEGER] * 2 + more, _ADAMW) for more in ([], [TensorType((64,), "bf16")])])),
