@@ -37,11 +37,10 @@ OVERLAPPING = ("data_load", "host_to_device", "device_to_host", "comm", "checkpo
 STEP_PHASES = tuple(name for name in PHASES if name not in ("checkpoint", "eval", "sample_gen"))
 """Phases that belong to the step itself; the others (checkpoint, eval, sample_gen) happen between steps."""
 
-_BY_LAUNCH = {"forward": "forward", "backward": "backward", "recompute": "backward", "wgrad": "backward", "reduce": "backward",
-              "gradient": "backward"}
+_BY_LAUNCH = {"forward": "forward", "backward": "backward", "recompute": "backward", "wgrad": "backward", "reduce": "backward"}
 
 _UPDATE = {"global_norm": "grad_norm", "square_sums": "grad_norm", "norm_of_squares": "grad_norm", "clip_coefficient": "grad_clip",
-           "scalars_of_squares": "grad_clip", "all_finite": "grad_clip"}
+           "scalars_of_squares": "grad_clip", "finite_flag": "grad_clip"}
 
 
 def phase_of(launch: Launch) -> str:
