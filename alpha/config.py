@@ -255,6 +255,13 @@ class Config:
             "train it on the CPU, or leave model.rope_scaling out",
         )
         _rule(
+            not m.dropout or self.run.seed < 2**32,
+            "run.seed is too large for dropout, whose masks know 32 bits of it",
+            f"seed {self.run.seed}, dropout {m.dropout}",
+            f"at most {2**32 - 1}",
+            "take a smaller seed, or model.dropout = 0",
+        )
+        _rule(
             not m.positions or d.sequence <= m.positions,
             "data.sequence is longer than the model has positions",
             f"sequence {d.sequence}, positions {m.positions}",
