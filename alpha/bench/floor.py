@@ -38,7 +38,7 @@ from alpha.train.assemble import program_for, threads_for
 BLOCKS, BLOCK_SECONDS = 5, 2.0
 """Blocks of whole steps."""
 
-SECONDS, WARM = 0.8, 0.3
+SECONDS, WARM = 0.8, 0.6
 """How long a call is repeated, and before that."""
 
 PROFILED = 5
