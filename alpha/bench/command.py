@@ -202,6 +202,9 @@ def _floor(args: argparse.Namespace, console: Console) -> int:
     floor.show(result, console)
     if args.json:
         _write(args.json, {"flops": VERSION, "floor": result})
+    if not floor.measured(result):
+        console.print("NOT MEASURED: NVML's counter of joules stood still while something was timed, so there is no floor")
+        return 1
     if args.record:
         _keep(result.machine, f"floor-{result.run}", console, commit, {
             "hardware": result.hardware, "config": cfg.resolved().splitlines(), "flops": {"version": VERSION, "convention": CONVENTION},

@@ -305,17 +305,19 @@ def many(records: Sequence[Record]) -> str:
 
 
 def floors(records: Sequence[Record]) -> str:
-    """A line for each step whose floor was measured: what the ceilings imply, and the most that any step could be ahead of PyTorch's."""
+    """A line for each step whose floor was measured: what the ceilings imply, and the most that any step could be ahead of PyTorch's: that
+    ratio of one run, times the step's time over its floor of another."""
     lines, losses = [], []
     for r in _named(records, "floor-"):
         f, peer = r["floor"], None
         for s in _named([x for x in records if x["machine"] == r["machine"]], f"step-{f['run']}"):
             peer = _row(s, s["step"]["quoted"]) if s["step"]["run"] == f["run"] else peer
-        ahead = ["-" if peer is None else f"{peer['ns'] / f[which]['least_ns']:.3f}" for which in ("known", "bare")]
+        behind = None if peer is None else peer["ratio"][1]
+        ahead = ["-" if behind is None else f"{behind * f['step_ns'] / f[which]['least_ns']:.3f}" for which in ("known", "bare")]
         energy = f"{f['step_ns'] * 1e-9 * f['watts']:.1f} J, {f['watts']:.0f} W"
         lines.append((f["run"], _hardware(r), f"{f['step_ns'] / 1e6:.2f} ms", energy,
                       f"{f['known']['least_ns'] / 1e6:.2f} ms", ahead[0], f"{f['bare']['least_ns'] / 1e6:.2f} ms", ahead[1]))
-        found = floor.losses(floor.figures(floor.from_plain(f)))[:3]
+        found = floor.losses(floor.from_plain(f))[:3]
         worst = [f"{row.op} `{' '.join(row.shape.split()[:2])}` {ns / 1e6:.2f} ms, {joules:.2f} J" for row, ns, joules in found]
         losses.append(f"- {f['run']} ({_under(r)}): {'; '.join(worst)}\n")
     head = ("a step", "on", "ours", "energy", "best known kernels", "PyTorch over it", "bare hardware", "PyTorch over it")
