@@ -258,6 +258,32 @@ def items(rng: np.random.Generator) -> Measured:
     return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
 
 
+def panels(rng: np.random.Generator) -> Measured:
+    """The scratch of each worker's panels overlaps no other worker's, and each panel finds there what it wrote."""
+    wrong, cases = list[str](), 12
+    for turn in range(cases):
+        workers, sizes = 2 + turn % 3, [int(k) for k in rng.integers(1, 2000, 12)]
+        pool, places, lost = Workers(workers), list[tuple[int, int]](), list[int]()
+
+        def bind(cpu: Cpu, i: int, places: list[tuple[int, int]] = places, lost: list[int] = lost,
+                 sizes: list[int] = sizes) -> list[Callable[[], None]]:
+            kept = cpu.scratch((sizes[i],), np.int64)
+            places.append((kept.ctypes.data, kept.ctypes.data + kept.nbytes))
+
+            def read() -> None:
+                if (kept != i).any():
+                    lost.append(i)
+            return [lambda: kept.fill(i), read]
+
+        Cpu(pool, np.zeros(1 << 20, np.uint8)).panels(len(sizes), bind)()
+        pool.close()
+        each = [places[k : k + len(sizes)] for k in range(len(sizes), len(places), len(sizes))]  # the first round only counts
+        extents = sorted((min(a for a, _ in own), max(b for _, b in own)) for own in each)
+        apart = len(each) == workers and all(end <= start for (_, end), (start, _) in pairwise(extents))
+        wrong += [] if apart and not lost else [f"{workers} workers: scratch of their own: {apart}, {len(lost)} panels lost theirs"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
 MOMENT_S = 10.0
 
 

@@ -364,7 +364,10 @@ def sampled_text(rng: np.random.Generator) -> Measured:
     with _models(rng) as made:
         path, flat = made.run("gpt", 3)
         made.run("llama")
-        opened, own_tokenizer, step = sample.open_run(path, _CATALOGUE)
+        copied = list[bytes]()
+        with instead(sample, refresh=lambda own: copied.append(own.state("param").tobytes())):
+            opened, own_tokenizer, step = sample.open_run(path, _CATALOGUE)
+        same(checks, "copies are made of what was read", copied, [flat.tobytes()])
         with opened:
             same(checks, "opened", (opened.state("param").tobytes(), own_tokenizer.hash, step), (flat.tobytes(), tokenizer.hash, 3))
         same(checks, "no such step", said(lambda: sample.open_run(path, _CATALOGUE, 4)).split(":")[0], "InputError")

@@ -66,11 +66,11 @@ def made(rng: np.random.Generator) -> Measured:
                 same(checks, "manifest", ({k: v for k, v in manifest.items() if k not in ("run", "sha256")}, len(manifest["run"]),
                                           rundir.is_sound(manifest)), (
                     {"format": 2, "status": "UNGATED", "sessions": [], "folder": os.getcwd()}, 32, True))
-        for name, there in (("r-10", True), ("r-9", True), ("r-x", True), ("rr-99", True), ("r-11", False), ("r--12", True),
-                            ("r-², ", True)):
+        for name, called in (("r-10", "r"), ("r-9", "r"), ("r-x", "r"), ("rr-99", "r"), ("r-11", ""), ("r--12", "r"), ("r-², ", "r"),
+                             ("r-13", "r-13"), ("r-1", "r-1")):
             (runs / name).mkdir()
-            if there:
-                (runs / name / "config.toml").write_text("")
+            if called:
+                (runs / name / "config.toml").write_text(replace(cfg, run=replace(cfg.run, name=called)).resolved())
         same(checks, "the newest", rundir.find(cfg), runs / "r-10")
         for name in ("r-10", "r-9"):
             shutil.rmtree(runs / name)
