@@ -125,7 +125,7 @@ def training(records: Sequence[Record]) -> str:
         beside = "not measured" if best is None else (
             f"{_ratio(best['ratio'])} ({best['name']}: {best['tokens_per_second']:,.0f} tokens/s; {_measured(r)})")
         lines.append((r["step"]["run"], _hardware(r), f"{ours['tokens_per_second']:,.0f}", f"{100 * ours['mfu']:.1f} %", beside))
-    head = ("a training step", "on", "tokens/s", "MFU", "times the speed of PyTorch's fastest variant")
+    head = ("a training step", "on", "tokens/s", "MFU", "times the speed of the fastest PyTorch variant that was measured")
     text = _table(head, lines) if lines else _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
     text += "\n" + (_runs(runs) if runs else _absent("alpha bench run RUN --record"))
     under = sorted({f"{r['flops']['version']}: {r['flops']['convention']}; peak {r['flops']['peak'] / 1e12:.1f} TFLOP/s "
@@ -283,7 +283,7 @@ def ranks(records: Sequence[Record]) -> str:
 
 
 def many(records: Sequence[Record]) -> str:
-    """A line for each step on many GPUs: how much of as many times one GPU it reaches, and the fastest peer on as many."""
+    """A row for each step on many GPUs: how much of as many times one GPU it reaches, and the fastest peer on as many."""
     lines = []
     for r in _named(records, "ranks-"):
         s = r["ranks"]
@@ -292,16 +292,17 @@ def many(records: Sequence[Record]) -> str:
         if ours is None:
             continue
         best = next((x for x in s["rows"] if x["name"] == s["quoted"]), None)
-        peer = "no peer was measured" if best is None else f"{best['ratio'][1]:.2f} times the speed of {best['name']}"
-        if best is not None and best["efficiency"][1] is not None:
-            peer += f", which reaches {_ratio((None, best['efficiency'][1], None))}"
-        exposed = "unknown" if ours["exposed"] is None else _exposed(ours)
-        of_one = _ratio((None, ours["efficiency"][1], None))
+        peer = "no peer was measured" if best is None else f"{best['ratio'][1]:.2f} ({best['name']})"
         each = next((x for x in s["rows"] if x["name"] == EACH and x["ns"] is not None), None)
-        of_one += f" (a run on each at once: {_ratio((None, each['efficiency'][1], None))})" if each else ""
-        lines.append(f"- {s['run']} on {_hardware(r).partition(',')[0]}: {ours['tokens_per_second']:,.0f} tokens/s, "
-                     f"{of_one} of {s['gpus']} times one GPU, exposed communication {exposed}; {peer}.")
-    return "\n".join(lines) + "\n" if lines else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
+        lines.append((s["run"], _hardware(r).partition(",")[0], f"{ours['tokens_per_second']:,.0f}", _efficiency(ours), _efficiency(each),
+                      "unknown" if ours["exposed"] is None else _exposed(ours), peer, _efficiency(best)))
+    head = ("a step", "on", "tokens/s", "of N times one GPU", "a run on each at once", "exposed communication",
+            "times the speed of the fastest peer", "the peer, of N times one")
+    return _table(head, lines) if lines else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
+
+
+def _efficiency(x: Mapping[str, Any] | None) -> str:
+    return "-" if x is None else _ratio((None, x["efficiency"][1], None))
 
 
 def floors(records: Sequence[Record]) -> str:
