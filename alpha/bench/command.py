@@ -265,11 +265,11 @@ def _comm(args: argparse.Namespace, console: Console) -> int:
         raise InputError("`alpha bench comm` takes --nproc, --hosts, --host, --meet, --case, --rounds and --json", came="another argument",
                          do="leave out the others")
     from alpha.bench import comm  # a process without ranks maps no library for them
-    from alpha.train import engines
+    from alpha.train import clusters
 
-    if (args.hosts or 1) != 1 and args.host is None and not args.meet and engines.place(os.environ) is None:
+    if (args.hosts or 1) != 1 and args.host is None and not args.meet and clusters.place(os.environ) is None:
         return _hosts(args, console)
-    across = engines.across(args, os.environ)
+    across = clusters.across(args, os.environ)
     result = comm.bench(args.nproc, args.case, calls=args.rounds, across=across)
     if across and across.host:
         return 0

@@ -27,7 +27,7 @@ from alpha.registry.judge import Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.trackers.start import Made, trackers
-from alpha.train import engines, launch, rundir
+from alpha.train import clusters, launch, rundir
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer, duration
 from alpha.train.engine import require_devices
@@ -80,11 +80,11 @@ def _newest(args: argparse.Namespace, cfg: Config) -> Path | None:
 
 def _start(args: argparse.Namespace, cfg: Config, resume: Path | None) -> int:
     """One process, the ranks that the command asks for, or one rank of another launcher's job."""
-    place = launch.seat(engines.ranks(os.environ))
+    place = launch.seat(clusters.ranks(os.environ))
     if place is not None:
         return _as_rank(args, cfg, resume, place)
     with trackers(cfg.log, partial(_report, args.command)) as made:
-        across = engines.across(args, os.environ)
+        across = clusters.across(args, os.environ)
         if args.nproc != 1 or across:
             return _with_ranks(args, cfg, resume, made, across)
         return _session(args, cfg, resume, args.at, made=made)

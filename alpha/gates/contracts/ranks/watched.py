@@ -64,7 +64,8 @@ def at_loss(world: World, what: str, victim: int) -> None:
 
 
 SAYS = {"dies": "rank {} died", "exits": "rank {} died", "stops": "rank {} is stopped", "patient": "rank {} is stopped",
-        "hangs": "rank {} is sleeping", "raises": "MemoryError: planted", "circle": "ranks wait for each other in", "chain": "rank {} is sleeping"}
+        "hangs": "rank {} is sleeping", "raises": "MemoryError: planted", "circle": "ranks wait for each other in",
+        "chain": "rank {} is sleeping"}
 """What happens to a rank -> what the others say of it."""
 
 
