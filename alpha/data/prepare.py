@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from alpha import __version__
-from alpha.data.files import disk_error, hold
+from alpha.data.files import TEMPORARY, disk_error, hold
 from alpha.data.hashed import load_hashed, save_hashed
 from alpha.data.prepared import FORMAT, MANIFEST, SIDES, TOKENIZER, UNFINISHED, VERSION, Prepared, open_prepared
 from alpha.data.shards import ShardWriter, open_shard, save_listing
@@ -130,7 +130,7 @@ def _begin(folder: Path, plan: dict[str, Any]) -> None:
     path = folder / UNFINISHED
     if path.exists() and any((folder / _UNITS).glob("*.json")):
         _require_same(folder, plan, load_hashed(path, "the plan of unfinished data", _PLAN, VERSION))
-    elif not path.exists() and any(not path.name.endswith(".tmp") for path in folder.iterdir()):
+    elif not path.exists() and any(not path.name.endswith(TEMPORARY) for path in folder.iterdir()):
         raise InputError("the folder holds something else than prepared data", came=folder, expected="a new or an empty folder",
                          do="name another one with --out")
     else:
@@ -138,7 +138,7 @@ def _begin(folder: Path, plan: dict[str, Any]) -> None:
         (folder / TOKENIZER).unlink(missing_ok=True)
     for part in (folder, *(folder / name for name in (*SIDES, _UNITS))):
         part.mkdir(exist_ok=True)
-        for left in part.glob(".*.tmp"):  # of a process that was killed: this one alone holds the folder
+        for left in part.glob(f".*{TEMPORARY}"):  # of a process that was killed: this one alone holds the folder
             left.unlink(missing_ok=True)
 
 

@@ -210,7 +210,7 @@ def _after_kills(rng: np.random.Generator) -> Measured:
             with mock.patch.object(files.os, "replace", side_effect=_dying(int(when))), suppress(_Killed):
                 prepare.prepare(order, out)
             count.refuses(InputError, prepared.open_prepared, "an unfinished folder", out)
-            (out / f".left.{when}.tmp").write_bytes(b"of a killed process")
+            (out / f".left.{when}.alpha-tmp").write_bytes(b"of a killed process")
             recorded = [path.stem for path in out.glob("units/*.json")]
             if recorded:
                 path = next(out.glob(f"*/{recorded[int(rng.integers(len(recorded)))]}-*.tokens"))

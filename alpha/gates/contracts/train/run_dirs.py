@@ -54,7 +54,7 @@ def made(rng: np.random.Generator) -> Measured:
     checks: Named = []
     with _folder() as (root, cfg):
         runs, tokenizer = root / "runs", ByteTokenizer()
-        part = runs / f".making-r-{os.getpid()}"
+        part = runs / f".alpha-making-r-{os.getpid()}"
         same(checks, "no run", said(lambda: rundir.find(cfg)), error_text(
             "InputError", "there is no run to resume", runs / "r", "a run directory", "start it without --resume"))
         for number in (1, 2, 3):
@@ -188,10 +188,10 @@ def manifests(rng: np.random.Generator) -> Measured:
         same(checks, "none", (rundir.read_manifest(path), seal.why_ungated(path)), ({}, "its manifest is missing"))
         with instead(folders, steps=_refuses):
             same(checks, "the disk", seal.why_ungated(path), "it cannot be read: [Errno 5] refused")
-        same(checks, "a run", [rundir.is_run(x) for x in (path, root, path.with_name(".making-r"))], [True, False, False])
-        (root / ".making-x").mkdir()
-        (root / ".making-x" / "config.toml").write_text("")
-        same(checks, "half-made", rundir.is_run(root / ".making-x"), False)
+        same(checks, "a run", [rundir.is_run(x) for x in (path, root, path.with_name(".alpha-making-r"))], [True, False, False])
+        (root / ".alpha-making-x").mkdir()
+        (root / ".alpha-making-x" / "config.toml").write_text("")
+        same(checks, "half-made", rundir.is_run(root / ".alpha-making-x"), False)
         same(checks, "no run", said(lambda: rundir.read_config(root)), error_text(
             "InputError", "this is not a run directory", root, "a folder with config.toml, such as runs/demo",
             "give the folder that `alpha train` printed"))
