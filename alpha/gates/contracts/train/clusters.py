@@ -144,6 +144,11 @@ def hosts(rng: np.random.Generator) -> Measured:
             f"--hosts {own['hosts']}, --host {own['host']}, --nproc {own['nproc']}, --meet {own['meet'] or 'nothing'}",
             f"--host from 0 to {own['hosts'] - 1}, --nproc of each, --meet ADDRESS:PORT of host 0",
             "give all hosts the same --hosts, --nproc and --meet, and each its own --host"))
+    for lonely in ({"host": 5}, {"meet": "a:1"}, {"host": 1, "hosts": 1}):  # a worker whose --hosts was forgotten
+        own = {"nproc": 1, "hosts": None, "host": None, "meet": "", **lonely}
+        same(checks, f"{lonely}", said(lambda: clusters.across(argparse.Namespace(**own), alone)), error_text(
+            "InputError", "a job on several hosts says how many they are", f"--host {own['host'] or 0}, --meet {own['meet'] or 'nothing'}",
+            "--hosts N", "add --hosts, or leave out --host and --meet"))
     same(checks, "a pod", (clusters.place(pod), clusters.place({})), (Place(1), None))
     same(checks, "no pod", said(lambda: clusters.place({"JOB_COMPLETION_INDEX": "three"})), error_text(
         "InputError", "the engine of this cluster does not say which process this is", "JOB_COMPLETION_INDEX=three",
