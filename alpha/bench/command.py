@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"--{name} is too small", came=getattr(args, name), expected="1 or more")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise InputError("there is no folder for the JSON file", came=args.json, expected="a path in a folder that exists")
+    if args.json and Path(args.json).is_dir():
+        raise InputError("the JSON file is a folder", came=args.json, expected="a file, which is written or replaced")
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     if args.check and args.what != "docs":
         raise InputError("--check is for `alpha bench docs`", came=args.what, expected="docs")

@@ -553,6 +553,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         (["bench", "fuse.pass"], 2, "only kernels"),
         (["bench", "silu.f32.cpu", "--against", str(tmp_path)], 2, "no such state"),
         (["bench", "silu.f32.cpu", "--json", str(tmp_path / "no" / "b.json")], 2, "no folder"),
+        (["bench", "silu.f32.cpu", "--json", str(tmp_path)], 2, "is a folder"),
         (["bench", "step", str(tmp_path / "none.toml")], 2, "none.toml"),
     ):
         assert main(arguments) == code and word in capsys.readouterr().err, arguments
