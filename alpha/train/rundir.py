@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -260,6 +261,9 @@ def _wrong_in(content: Mapping[str, Any]) -> str:
         return f"sessions = {sessions!r}"
     if not isinstance(content.get("flops", {}), dict):
         return f"flops = {content['flops']!r}"
+    lines = content.get("targets", {})
+    if not isinstance(lines, dict) or not all(type(x) in (int, float) and abs(x) <= sys.float_info.max for x in lines.values()):
+        return f"targets = {lines!r}"
     for name in ("status", "folder"):
         if not isinstance(content.get(name, ""), str):
             return f"{name} = {content[name]!r}"

@@ -160,13 +160,16 @@ def manifests(rng: np.random.Generator) -> Measured:
             path = held.path
         file = path / "manifest.json"
         same(checks, "gated", seal.why_ungated(path), "")
-        sound = {"status": "x", "sessions": [{"source": {}}, {}], "flops": {}, "folder": ""}
+        sound = {"status": "x", "sessions": [{"source": {}}, {}], "flops": {}, "folder": "", "targets": {"mfu": 0.4, "hfu": 1}}
         for text, what, came in (
                 ("{", "the manifest of a run is damaged", None), ('{"a": NaN}', "the manifest of a run is damaged", "NaN is no JSON"),
                 ("[]", "the manifest of a run is no JSON object", ""), ("3", "the manifest of a run is no JSON object", ""),
                 (json.dumps({**sound, "sessions": 3}), "", "sessions = 3"), (json.dumps({**sound, "sessions": [3]}), "", "sessions = [3]"),
                 (json.dumps({**sound, "sessions": [{"source": 1}]}), "", "sessions = [{'source': 1}]"),
                 (json.dumps({**sound, "flops": []}), "", "flops = []"),
+                *((json.dumps({**sound, "targets": x}), "", f"targets = {x}") for x in ([1], 3, {"mfu": "x"}, {"mfu": True}, {"mfu": None},
+                                                                                        {"a": 1, "mfu": [1]}, {"mfu": 10**400})),
+                (json.dumps({**sound, "targets": {}}).replace("{}}", '{"mfu": 1e999}}'), "", "targets = {'mfu': inf}"),
                 (json.dumps({**sound, "status": 3}), "", "status = 3"), (json.dumps({**sound, "folder": None}), "", "folder = None"),
                 (json.dumps(sound), None, None), ("{}", None, None)):
             file.write_text(text)
