@@ -37,6 +37,8 @@ SAMPLE = 4_000_000
 """Bytes of text that a tokenizer is trained on, at most."""
 _SAMPLED = 64
 """Units that the sample is taken from, at most, evenly over the sources."""
+_MOST_DIGITS = 18
+"""Of a vocabulary that is asked for: Python refuses to read numbers of some thousands."""
 _UNITS = "units"
 _PLAN, _UNIT = "alpha.preparing", "alpha.unit"
 
@@ -73,7 +75,7 @@ def prepare(order: Order, folder: Path, *, workers: int = 1, told: Callable[[int
         raise InputError("a part of no bytes", came=order.rules.part, expected="at least 1")
     if not 0.0 < order.validation < 1.0:
         raise InputError("the validation share is impossible", came=order.validation, expected="a number above 0 and below 1")
-    units = _units(order)
+    units = _units(order, folder)
     plan = _plan(order, units)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,9 +104,9 @@ def prepare(order: Order, folder: Path, *, workers: int = 1, told: Callable[[int
 # -- the plan ------------------------------------------------------------------------------------------------------------------
 
 
-def _units(order: Order) -> list[Unit]:
-    """The units of all sources, in order; none holds files of two sources."""
-    found = [(source, one) for source, name in enumerate(order.sources) for one in pieces_in_units(files_of(name), order.unit)]
+def _units(order: Order, folder: Path) -> list[Unit]:
+    """The units of all sources, in order; none holds files of two sources, or one of `folder`, which may lie in a source."""
+    found = [(source, one) for source, name in enumerate(order.sources) for one in pieces_in_units(files_of(name, folder), order.unit)]
     if not found:
         raise InputError("the sources hold no text", came=", ".join(order.sources), expected="at least one file that is not empty")
     return [(number, source, one) for number, (source, one) in enumerate(found)]
@@ -190,8 +192,9 @@ def _tokenizer(order: Order, folder: Path, units: Sequence[Unit], bound: float) 
     if order.tokenizer == "bytes":
         made: Tokenizer = ByteTokenizer()
     elif kind == "bpe":
-        if not vocabulary.isdecimal():
-            raise InputError("a vocabulary is no number", came=order.tokenizer, expected="such as bpe:8192")
+        if not vocabulary.isdecimal() or len(vocabulary) > _MOST_DIGITS:
+            raise InputError("a vocabulary is no number", came=order.tokenizer,
+                             expected=f"such as bpe:8192, of at most {_MOST_DIGITS} digits")
         chosen = [units[i * len(units) // min(len(units), _SAMPLED)] for i in range(min(len(units), _SAMPLED))]
         texts = (text for unit in chosen for text in _up_to(order.sample // len(chosen), _all([unit], order.rules), bound))
         made = BPETokenizer.train(texts, int(vocabulary), record={"sample_bytes": order.sample})

@@ -35,6 +35,7 @@ EXCUSED = {
     ("gates/contracts/data/patterns.py", "patch.object(regular)"): "a planted refusal of Python's",
     ("gates/contracts/data/patterns.py", "patch.object(tokenizer)"): "a contract that makes a cache and a vocabulary small",
     ("gates/contracts/data/patterns.py", "patch.object(tokenizer_hf)"): "a contract that makes caches small",
+    ("gates/contracts/data/walked.py", "patch.object(os)"): "a planted folder that cannot be listed, for the superuser too",
     ("gates/contracts/profile/chances.py", "patch.object(noise)"): "a clock of the contract's own",
     ("gates/contracts/profile/files.py", "patch.object(sqlite3)"): "a planted database that is locked",
     ("gates/contracts/profile/files.py", "patch.object(store)"): "a clock that no wait makes pass",
