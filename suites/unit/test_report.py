@@ -302,9 +302,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, run_a: Path, call: in
 
 def test_a_report_that_was_killed_does_not_block_its_folder(tmp_path: Path, run_a: Path) -> None:
     document, out = build([reading.load(run_a)]), tmp_path / "out"
-    (out / ".making-report" / "csv").mkdir(parents=True)
-    (out / ".making-report" / "report.md").write_text("half")
-    handle = os.open(out / ".making-report", os.O_RDONLY)
+    (out / ".alpha-making-report" / "csv").mkdir(parents=True)
+    (out / ".alpha-making-report" / "report.md").write_text("half")
+    handle = os.open(out / ".alpha-making-report", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(BusyError, match="another report"):
         write(document, out)

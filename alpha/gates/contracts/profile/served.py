@@ -134,8 +134,8 @@ def ended(rng: np.random.Generator) -> Measured:
     for line in ("5", "{}", "[1]"):
         with started(f"print({line!r}, flush=True); input()") as served:
             said = words(lambda: served.ask("any"))
-            came = f"something else on its output: {line}"
-            checks.append(differs("no answer", said, ("ServedError", "made gave no answer to 'any'", came, "", "")))
+            other = f"something else on its output: {line}"
+            checks.append(differs("no answer", said, ("ServedError", "made gave no answer to 'any'", other, "", "")))
     with started("pass") as served:
         said = words(lambda: served.ask("any"))
         checks.append(differs("no words", said, ("ServedError", "made ended at 'any'", "exit code 0: no words", "", "")))
