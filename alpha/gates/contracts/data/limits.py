@@ -304,6 +304,7 @@ def of_sources(rng: np.random.Generator) -> Measured:
     with folder() as root:
         texts = {name: _texts(rng, int(rng.integers(4, 9))) for name in ("a", "b", "c")}
         texts["b"] += [texts["a"][0], texts["a"][0]]
+        texts["c"] += texts["a"]  # far from their firsts, whatever validation takes
         for name, own in texts.items():
             write_texts(root / name, {f"{i:02d}.txt": text for i, text in enumerate(own)})
         made = prepare.prepare(_order(*(root / name for name in texts), unit=100), root / "out", workers=1)
