@@ -132,6 +132,7 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
     commit = record.clean_commit() if args.record else ""
     if args.record and args.what not in GROUPS:
         raise InputError("a record is of a group of kernels", came=args.what, expected=", ".join(GROUPS))
+    _require_whole(args)
     deadline = time.monotonic() + args.budget if args.budget is not None else math.inf
     results: list[kernel.Result] = []
     device = "cuda" if chosen[0].backend == "cuda" else "cpu"
@@ -219,7 +220,19 @@ def _recorded(args: argparse.Namespace) -> str:
     commit = record.clean_commit() if args.record else ""
     if args.record and args.set:
         raise InputError("a run file is recorded as it is", came=f"--set {args.set[0]}", expected="no --set", do="record without it")
+    _require_whole(args)
     return commit
+
+
+def _require_whole(args: argparse.Namespace) -> None:
+    """InputError where a part is to be recorded: a table says of a record's variants that they were all there were, and of its blocks that
+    they were as long and as many as elsewhere."""
+    named = {"--variant": args.variant != "*", "--case": args.case != "*", "--rounds": args.rounds is not None,
+             "--steps": args.steps is not None}
+    if args.record and any(named.values()):
+        raise InputError("what is recorded is measured whole", came=", ".join(name for name, there in named.items() if there),
+                         expected="none of --variant, --case, --rounds, --steps",
+                         do="record without them; --budget may leave variants out, and the record names those")
 
 
 def _runs_here(cfg: config.Config) -> None:

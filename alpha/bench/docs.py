@@ -123,7 +123,7 @@ def training(records: Sequence[Record]) -> str:
         if ours is None:
             continue
         beside = "not measured" if best is None else (
-            f"{_ratio(best['ratio'])} ({best['name']}: {best['tokens_per_second']:,.0f} tokens/s; {_measured(r)})")
+            f"{_ratio(best['ratio'])} ({best['name']}: {best['tokens_per_second']:,.0f} tokens/s; {_measured(r)}{_turns(best)})")
         lines.append((r["step"]["run"], _hardware(r), f"{ours['tokens_per_second']:,.0f}", f"{100 * ours['mfu']:.1f} %", beside))
     head = ("a training step", "on", "tokens/s", "MFU", "times the speed of the fastest PyTorch variant that was measured")
     text = _table(head, lines) if lines else _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
@@ -141,7 +141,7 @@ def headline(records: Sequence[Record]) -> str:
         if ours is not None and best is not None and best["ratio"][1] is not None:
             return (f"**{r['step']['run']} on one {_hardware(r)}: {ours['tokens_per_second']:,.0f} tokens/s, "
                     f"MFU {100 * ours['mfu']:.1f} %, "
-                    f"{best['ratio'][1]:.2f} times the speed of {best['name']}** ({_measured(r)}).\n")
+                    f"{best['ratio'][1]:.2f} times the speed of {best['name']}** ({_measured(r)}{_turns(best)}).\n")
     return _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
 
 
@@ -149,6 +149,12 @@ def _measured(r: Record) -> str:
     """How many of PyTorch's variants the fastest was found among."""
     peers = [row for row in r["step"]["rows"] if row["name"] not in (OURS, UNCAPTURED, REFERENCE)]
     return f"{sum(bool(row['blocks']) for row in peers)} of {len(peers)} variants measured"
+
+
+def _turns(x: Mapping[str, Any]) -> str:
+    """That whole processes took turns, and how often: such a ratio has no interval, and one turn nothing that it can be held against."""
+    n = len(x["blocks"]) - x["discarded"]
+    return "" if x["together"] else f"; in turn, {n} block{'s' * (n > 1)} each"
 
 
 def _runs(runs: Sequence[Record]) -> str:
@@ -179,7 +185,7 @@ def _cells(x: Mapping[str, Any]) -> tuple[str, ...]:
     state = f"{median(b[1] for b in blocks):.0f}, {median(b[2] for b in blocks):.0f}, {max(b[3] for b in blocks):.0f}" if blocks else "-"
     memory = f"{x['memory'] / 2**30:.1f} GiB" if x["memory"] else "-"
     return (f"{x['ns'] / 1e6:.2f} ms", f"{x['tokens_per_second']:,.0f}", f"{x['mfu']:.3f}", memory, state,
-            f"{len(x['blocks']) - x['discarded']} of {len(x['blocks'])}", _ratio(x["ratio"]))
+            f"{len(x['blocks']) - x['discarded']} of {len(x['blocks'])}", "1" if x["name"] == OURS else _ratio(x["ratio"]))
 
 
 def _remark(x: Mapping[str, Any]) -> str:
@@ -292,7 +298,7 @@ def many(records: Sequence[Record]) -> str:
         if ours is None:
             continue
         best = next((x for x in s["rows"] if x["name"] == s["quoted"]), None)
-        peer = "no peer was measured" if best is None else f"{best['ratio'][1]:.2f} ({best['name']})"
+        peer = "no peer was measured" if best is None else f"{best['ratio'][1]:.2f} ({best['name']}{_turns(best)})"
         each = next((x for x in s["rows"] if x["name"] == EACH and x["ns"] is not None), None)
         lines.append((s["run"], _hardware(r).partition(",")[0], f"{ours['tokens_per_second']:,.0f}", _efficiency(ours), _efficiency(each),
                       "unknown" if ours["exposed"] is None else _exposed(ours), peer, _efficiency(best)))
