@@ -22,7 +22,7 @@ from alpha.errors import CorruptError, InputError, MachineError
 from alpha.gates import run as gates_run
 from alpha.gates import subjects
 from alpha.gates.cuda import subjects as cuda_subjects
-from alpha.gates.outside import explain, folder, run
+from alpha.gates.outside import explain, folder, perf, run
 from alpha.gates.outside.subjects import bind
 from alpha.ops.table import table
 from alpha.registry.digest import component_digests
@@ -297,6 +297,42 @@ def test_an_installed_package_offers_a_component(tmp_path: Path, monkeypatch: py
     assert folder.find("fast-softmax") == (tmp_path / "kernels_of_mine").resolve()
     with pytest.raises(InputError, match="fast-softmax"):
         folder.find("slow-softmax")
+
+
+def plain(place: Path, reference: str, candidate: str, *, n: str = "least = 1, most = 300", **more: str) -> folder.Outside:
+    """The component of a function f of one vector. `more`: keys of [component]; `inputs`, `outputs`: those tables."""
+    inputs, outputs = more.pop("inputs", 'x = { shape = ["n"] }'), more.pop("outputs", 'y = { shape = ["n"] }')
+    own = {"name": '"f"', "reference": '"reference.py:f"', "candidate": '"candidate.py:f"', "language": '"numpy"', "types": '["f32"]'} | more
+    keys = "\n".join(f"{k} = {v}" for k, v in own.items())
+    toml = f"[component]\n{keys}\n[sizes]\nn = {{ {n} }}\n[inputs]\n{inputs}\n[outputs]\n{outputs}\n"
+    head = "import numpy as np\ndef f"
+    return made(place, f"{head}{candidate}\n", toml=toml, reference=f"{head}{reference}\n")
+
+
+TWICE = "(x): return 2.0 * x"
+RIGHT = "(x, y): np.multiply(x, np.float32(2), out=y)"
+
+
+@pytest.mark.parametrize("most", ["walked", "larger"])
+def test_each_timed_size_is_held_to_the_oracle(most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is wrong at the larger timed size alone, the same way at each call."""
+    if most == "larger":
+        monkeypatch.setattr(perf, "STEPS", 100_000)
+    wrong = RIGHT + "; y[100000:] = 7"
+    (result,) = run.gates(plain(tmp_path, TWICE, wrong, n="least = 1, most = 700000"), "perf")
+    assert result.record is not None and [bool(c.get("note")) for c in result.record.cases] == [False, True]
+    assert result.verdict == FAIL and "beyond the tolerance" in result.why[0], result
+    assert run.gates(plain(tmp_path, TWICE, RIGHT, n="least = 1, most = 700000"), "perf")[0].satisfied
+
+
+def test_a_sum_is_timed_at_sizes_too_large_to_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose error in float32 grows with its length."""
+    monkeypatch.setattr(perf, "STEPS", 20_000)
+    one, n = "y = { shape = [1] }", "least = 1, most = 200000, timed = 200000"
+    sequential = "(x, y): y[0] = np.add.accumulate(x)[-1]"
+    for candidate, satisfied in ((sequential, True), (sequential + " + np.float32(0.1)", False)):
+        found = run.gates(plain(tmp_path, "(x): return x.sum(axis=0, keepdims=True)", candidate, n=n, outputs=one), "perf")
+        assert [r.satisfied for r in found] == [satisfied], found
 
 
 # -- examples/ -----------------------------------------------------------------------------------------------------------------

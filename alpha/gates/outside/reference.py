@@ -63,6 +63,42 @@ class Oracle:
         return found if isinstance(found, tuple) else (found,)
 
 
+class Counting(np.ndarray):
+    """float64 that counts the elements which a walk of the same text computes one by one."""
+
+    steps: list[int]
+
+    def __array_finalize__(self, other: object) -> None:
+        self.steps = getattr(other, "steps", [0])
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
+        like = next(x for x in (*inputs, *(out or ())) if isinstance(x, Counting))
+        plain = [np.asarray(x) if isinstance(x, Counting) else x for x in inputs]
+        result = getattr(ufunc, method)(*plain, **more)
+        terms = np.shape(plain[0])[-1] if ufunc is np.matmul else 1
+        like.steps[0] += max(np.size(plain[0]), terms * sum(np.size(y) for y in (result if isinstance(result, tuple) else (result,))))
+        if out is not None:
+            np.asarray(out[0])[...] = result
+            return out[0]
+        if isinstance(result, tuple) or np.asarray(result).dtype.kind != "f":
+            return result
+        counted = np.asarray(result).view(Counting)
+        counted.steps = like.steps
+        return counted
+
+
+def steps(oracle: Callable[..., Any], inputs: Arrays, attrs: Attrs) -> int:
+    """Elements that a walk of the oracle computes, about: of a product each of its terms."""
+    count, operands = [0], list[np.ndarray]()
+    for x in inputs:
+        counted = np.asarray(x).view(Counting)
+        counted.steps = count
+        operands.append(counted if counted.dtype.kind == "f" else x)
+    with np.errstate(all="ignore"):
+        oracle(*operands, **attrs)
+    return count[0]
+
+
 class Erring(np.ndarray):
     """float64 whose functions of LIBRARY err by STEP, the sign of each element drawn."""
 
