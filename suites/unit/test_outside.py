@@ -302,8 +302,8 @@ def test_an_installed_package_offers_a_component(tmp_path: Path, monkeypatch: py
 def plain(place: Path, reference: str, candidate: str, *, n: str = "least = 1, most = 300", **more: str) -> folder.Outside:
     """The component of a function f of one vector. `more`: keys of [component]; `inputs`, `outputs`: those tables."""
     inputs, outputs = more.pop("inputs", 'x = { shape = ["n"] }'), more.pop("outputs", 'y = { shape = ["n"] }')
-    own = {"name": '"f"', "reference": '"reference.py:f"', "candidate": '"candidate.py:f"', "language": '"numpy"', "types": '["f32"]'} | more
-    keys = "\n".join(f"{k} = {v}" for k, v in own.items())
+    own = {"name": '"f"', "reference": '"reference.py:f"', "candidate": '"candidate.py:f"', "language": '"numpy"', "types": '["f32"]'}
+    keys = "\n".join(f"{k} = {v}" for k, v in (own | more).items())
     toml = f"[component]\n{keys}\n[sizes]\nn = {{ {n} }}\n[inputs]\n{inputs}\n[outputs]\n{outputs}\n"
     head = "import numpy as np\ndef f"
     return made(place, f"{head}{candidate}\n", toml=toml, reference=f"{head}{reference}\n")
@@ -333,6 +333,29 @@ def test_a_sum_is_timed_at_sizes_too_large_to_walk(tmp_path: Path, monkeypatch: 
     for candidate, satisfied in ((sequential, True), (sequential + " + np.float32(0.1)", False)):
         found = run.gates(plain(tmp_path, "(x): return x.sum(axis=0, keepdims=True)", candidate, n=n, outputs=one), "perf")
         assert [r.satisfied for r in found] == [satisfied], found
+
+
+@pytest.mark.parametrize("reference", ["(x):\n    x *= 2.0\n    return x + 0.0", "(x): return np.multiply(x, 2.0, out=x)"])
+def test_a_reference_that_writes_into_its_input_is_refused(reference: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the reference writes into its input"):
+        plain(tmp_path, reference, RIGHT)
+
+
+@pytest.mark.parametrize(("reference", "outputs"), [("(x): return float(x.sum())", "y = { shape = [] }"),
+                                                    ("(x): return [x * 2.0]", 'y = { shape = ["n"] }'),
+                                                    ("(x): return [x * 2.0, x > 0]", 'y = { shape = ["n"] }\n'
+                                                                                     'z = { shape = ["n"], type = "bool" }')])
+def test_a_reference_may_return_numbers_and_lists(reference: str, outputs: str, tmp_path: Path) -> None:
+    right = {1: "(x, y): y[...] = x.astype(np.float64).sum()", 2: RIGHT, 3: "(x, y, z): y[...], z[...] = 2 * x, x > 0"}
+    candidate = right[1 if "sum" in reference else 3 if "z" in outputs else 2]
+    assert run.gates(plain(tmp_path, reference, candidate, outputs=outputs), "parity")[0].satisfied
+
+
+@pytest.mark.parametrize(("reference", "dtype", "words"), [("np.floor(x)", ', type = "i32"', "float64"), ("x > 0", "", "y of bool"),
+                                                           ("[1j]", "", "those declared")])
+def test_outputs_of_another_sort_than_declared_are_refused(reference: str, dtype: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        plain(tmp_path, f"(x): return {reference}", RIGHT, outputs=f'y = {{ shape = ["n"]{dtype} }}')
 
 
 # -- examples/ -----------------------------------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from alpha.gates.outside.reference import Bound, Drawn, Oracle, Whole, function_
 from alpha.gates.outside.signature import Operand, Signature, Size, evaluated
 from alpha.gates.outside.subjects import Calls, bind
 from alpha.gates.subjects import case_of
-from alpha.ops.spec import Emit, NodeLike, OpSpec
+from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample
 from alpha.ops.table import row, table
 from alpha.tomlfile import read_toml
-from alpha.types import Attrs
+from alpha.types import NUMPY, Attrs
 
 FILE = "component.toml"
 GROUP = "alpha.components"
@@ -258,16 +258,36 @@ def _digests(folder: Path, files: tuple[str, ...]) -> dict[str, str]:
 
 
 def _try_out(found: Outside) -> None:
-    """Run each row's reference once, on its smallest sample: outputs must have the declared shapes."""
+    """Run each row's reference once, on its smallest sample: outputs must have the declared shapes and be numbers of the declared sort. Then
+    walk it."""
     for spec in found.rows:
-        sample = next(iter(spec.samples(np.random.default_rng(0))))
-        declared = [t.shape for t in spec.infer(case_of(sample, "f64").types, {})]
+        assert isinstance(spec.samples, Drawn)
+        sample = next(spec.samples.signature.samples(np.random.default_rng(0), {}))
         try:
             with np.errstate(all="ignore"):
-                shapes = [np.shape(y) for y in spec.oracle(*sample.inputs)]
+                _as_declared(spec, sample, spec.oracle(*sample.inputs))
+            next(spec.samples(np.random.default_rng(0)), None)
         except Exception as error:
-            raise InputError("the reference fails on a sample", came=f"{sample.name}: {type(error).__name__}: {error}",
-                             do=f"mend it, or the sizes in {FILE}") from error
-        if shapes != declared:
-            raise InputError("the reference's outputs are not those declared", came=shapes, expected=declared,
-                             do=f"mend [outputs] in {FILE}")
+            raise _fails(sample.name, error) from error
+
+
+def _as_declared(spec: OpSpec, sample: Sample, outputs: Arrays) -> None:
+    declared = spec.infer(case_of(sample, "f64").types, {})
+    shapes, expected = [y.shape for y in outputs], [t.shape for t in declared]
+    if shapes != expected:
+        raise InputError("the reference's outputs are not those declared", came=shapes, expected=expected, do=f"mend [outputs] in {FILE}")
+    for name, y, t in zip(spec.outputs, outputs, declared):
+        if y.dtype.kind != ("f" if t.is_float else np.dtype(NUMPY[t.dtype]).kind):
+            raise InputError("the reference's outputs are not those declared", came=f"{name} of {y.dtype}",
+                             expected=f"{name} of {t.dtype}", do=f"mend [outputs] in {FILE}, or give the reference's output that type")
+
+
+def _fails(where: str, error: Exception) -> InputError:
+    """What a reference raised, in words."""
+    if isinstance(error, InputError):
+        return error
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        return InputError("the reference writes into its input", came=f"{where}: {error}",
+                          expected="a function that leaves its inputs alone", do="write `x = x * 2.0` in the place of `x *= 2.0`")
+    return InputError("the reference fails on a sample", came=f"{where}: {type(error).__name__}: {error}",
+                      do=f"mend it, or the sizes in {FILE}")
