@@ -299,7 +299,7 @@ def test_an_installed_package_offers_a_component(tmp_path: Path, monkeypatch: py
         folder.find("slow-softmax")
 
 
-def plain(place: Path, reference: str, candidate: str, *, n: str = "least = 1, most = 300", **more: str) -> folder.Outside:
+def plain(place: Path, reference: str, candidate: str, /, *, n: str = "least = 1, most = 300", **more: str) -> folder.Outside:
     """The component of a function f of one vector. `more`: keys of [component]; `inputs`, `outputs`: those tables."""
     inputs, outputs = more.pop("inputs", 'x = { shape = ["n"] }'), more.pop("outputs", 'y = { shape = ["n"] }')
     own = {"name": '"f"', "reference": '"reference.py:f"', "candidate": '"candidate.py:f"', "language": '"numpy"', "types": '["f32"]'}
@@ -356,6 +356,47 @@ def test_a_reference_may_return_numbers_and_lists(reference: str, outputs: str, 
 def test_outputs_of_another_sort_than_declared_are_refused(reference: str, dtype: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
         plain(tmp_path, f"(x): return {reference}", RIGHT, outputs=f'y = {{ shape = ["n"]{dtype} }}')
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("types", "5"), ("types", '"f32"'), ("files", "5"), ("files", "[1]"), ("reference", "5"), ("cotangents", "5"),
+    ("flops", "5"), ("differentiates", "5"), ("candidate", "true"), ("flops", '"5 * rows"'), ("flops", '"n +"')])
+def test_values_of_component_are_of_their_sort(key: str, value: str, tmp_path: Path) -> None:
+    words = "not an expression of sizes" if "n +" in value or "rows" in value else f"component.{key}"
+    more = {"differentiates": '"reference.py:g"'} if key == "cotangents" else {}
+    with pytest.raises(InputError, match=re.escape(words)):
+        plain(tmp_path, "(x): return 2.0 * x\ndef g(x): return x", RIGHT, **{key: value, **more})
+
+
+def test_the_name_of_a_row_is_a_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape("component.op = ['x']")):
+        made(tmp_path, TANH, toml=GELU.replace('"gelu"', '["x"]'))
+
+
+@pytest.mark.parametrize(("table", "text", "words"), [
+    ("inputs", "x = { shape = 5 }", "inputs.x.shape = 5"), ("inputs", 'x = { shape = "n" }', "inputs.x.shape"),
+    ("inputs", 'x = { shape = ["n", 1.0] }', "1.0"), ("inputs", 'x = { shape = ["n", -1] }', "-1"),
+    ("inputs", 'x = { shape = ["n", true] }', "True"), ("inputs", "x = 5", "inputs.x = 5"), ("inputs", "x = {}", "inputs.x.shape = None"),
+    ("inputs", 'x = { shape = ["n"], name = "y" }', "inputs.x.name"),
+    ("inputs", 'x = { shape = ["n"] }\ni = { shape = ["n"], type = "i32", below = "0" }', "least < below"),
+    ("inputs", 'x = { shape = ["n"] }\ni = { shape = ["n"], type = "i32", below = 9 }', "inputs.i.below = 9"),
+    ("inputs", 'x = { shape = ["n"] }\ni = { shape = ["n"], type = "i32", below = "9", least = "1" }', "inputs.i.least = '1'"),
+    ("outputs", 'y = { shape = ["n"], type = 5 }', "outputs.y.type = 5"), ("outputs", 'y = { shape = ["n"], type = "u8" }', "u8"),
+    ("n", "least = 1, most = 300, timed = 5000000", "sizes.n.timed = 5000000"), ("n", 'least = 1, most = 9, timed = "a"', "'a'"),
+    ("n", "least = 1.0, most = 9", "1.0"), ("n", "least = true, most = 9", "True"), ("n", "least = 1", "without most"),
+])
+def test_values_of_sizes_and_operands_are_of_their_sort(table: str, text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        plain(tmp_path, TWICE, RIGHT, **{table: text})  # type: ignore[arg-type]
+
+
+def test_digests_name_the_files_of_references(tmp_path: Path) -> None:
+    """The page and the records bind to them."""
+    right = "def square_bwd(dy, x, dx):\n    dx[...] = 2 * dy * x\n"
+    (tmp_path / "forward.py").write_text(SQUARE)
+    outside = made(tmp_path, right, reference=SQUARE, toml=BACKWARD.replace('differentiates = "reference', 'differentiates = "forward'))
+    assert set(outside.digests()) == {"component.toml", "candidate.py", "reference.py", "forward.py"}
+    assert outside.component.binaries is not None and set(outside.component.binaries()) == set(outside.digests())
 
 
 # -- examples/ -----------------------------------------------------------------------------------------------------------------
