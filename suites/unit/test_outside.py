@@ -330,7 +330,7 @@ def test_a_sum_is_timed_at_sizes_too_large_to_walk(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(perf, "STEPS", 20_000)
     one, n = "y = { shape = [1] }", "least = 1, most = 200000, timed = 200000"
     sequential = "(x, y): y[0] = np.add.accumulate(x)[-1]"
-    for candidate, satisfied in ((sequential, True), (sequential + " + np.float32(0.1)", False)):
+    for candidate, satisfied in ((sequential, True), (sequential + " + np.float32(50)", False)):
         found = run.gates(plain(tmp_path, "(x): return x.sum(axis=0, keepdims=True)", candidate, n=n, outputs=one), "perf")
         assert [r.satisfied for r in found] == [satisfied], found
 
@@ -397,6 +397,16 @@ def test_digests_name_the_files_of_references(tmp_path: Path) -> None:
     outside = made(tmp_path, right, reference=SQUARE, toml=BACKWARD.replace('differentiates = "reference', 'differentiates = "forward'))
     assert set(outside.digests()) == {"component.toml", "candidate.py", "reference.py", "forward.py"}
     assert outside.component.binaries is not None and set(outside.component.binaries()) == set(outside.digests())
+
+
+@pytest.mark.parametrize("write", ["y, (y.size + 1,), (4,))[-1]", "x, (x.size + 1,), (4,))[-1]", "x, (2,), (-4,))[1]"],
+                         ids=["behind an output", "behind an input", "before the first"])
+def test_writes_outside_operands_are_seen(write: str, tmp_path: Path) -> None:
+    outside = RIGHT.replace(": ", ":\n    ") + f"\n    if x.size > 2: np.lib.stride_tricks.as_strided({write} = 3"
+    component = plain(tmp_path, TWICE, outside)
+    for gate in ("parity", "determinism"):
+        (result,) = run.gates(component, gate)
+        assert result.verdict == FAIL and any("the candidate wrote outside its operands" in w for w in result.why), result
 
 
 # -- examples/ -----------------------------------------------------------------------------------------------------------------

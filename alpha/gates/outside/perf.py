@@ -45,6 +45,9 @@ STEPS = 1 << 24
 SMALLER = (60_000, 8_000, 1_000, 1)
 """Elements of the smaller call from which the tolerance of a larger one is taken: the first of which the walk is of at most STEPS."""
 
+FEW = 64
+"""Elements of an output below which its largest says little of how large its terms are."""
+
 CORES = 1.25
 """Processor time over time above which the candidate ran on more than the core that the ceiling is of."""
 
@@ -105,9 +108,14 @@ def _scaled(component: Component, case: Case, nonce: str) -> Allowance:
         if _walked(component, small):
             break
     of, large = allowance(spec, small, nonce, ALL), slack_alone(spec, case)
-    more = growth(_elements(case) + 1) / growth(_elements(small) + 1)
-    part = [_largest(e) / (_largest(w) or 1.0) for e, w in zip(of.naive, of.want)]
-    return replace(large, naive=[np.full(w.shape, p * more * _largest(w)) for p, w in zip(part, large.want)])
+    terms = _elements(case) + 1, _elements(small) + 1
+    more, naive = growth(terms[0]) / growth(terms[1]), []
+    for error, less, want in zip(of.naive, of.want, large.want):
+        scale = _largest(want)
+        if want.size < FEW:  # a few sums may all be near zero, their errors not: sums of drawn terms grow as the root of their number
+            scale = max(scale, _largest(less) * (terms[0] / terms[1]) ** 0.5)
+        naive.append(np.full(want.shape, _largest(error) / (_largest(less) or 1.0) * more * scale))
+    return replace(large, naive=naive)
 
 
 def _largest(x: np.ndarray) -> float:
