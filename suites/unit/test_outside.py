@@ -409,6 +409,24 @@ def test_writes_outside_operands_are_seen(write: str, tmp_path: Path) -> None:
         assert result.verdict == FAIL and any("the candidate wrote outside its operands" in w for w in result.why), result
 
 
+@pytest.mark.parametrize(("text", "came"), [
+    ("np.cumsum(x)", "np.cumsum"), ("x.cumsum()", "np.cumsum"), ("np.add.accumulate(x)", "np.add.accumulate"),
+    ("x * x.prod()", "np.multiply.reduce"), ("x * np.dot(x, x)", "np.dot"), ("x * x.dot(x)", "np.dot"),
+    ("np.einsum('i,i->i', x, x)", "np.einsum"), ("x / np.linalg.norm(x)", "np.linalg.norm"), ("x * (x @ x)", "@ of a vector"),
+    ("x * x.sum(where=x > 0)", "np.add.reduce with where")])
+def test_a_reference_that_the_walk_cannot_follow_is_refused(text: str, came: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the walk for the tolerance") as caught:
+        plain(tmp_path, f"(x): return {text}", RIGHT)
+    assert caught.value.came == came and "write" in caught.value.do
+
+
+@pytest.mark.parametrize("constant", ["np.float32(0.1)", "0.1"])
+def test_constants_may_be_rounded_to_the_type_of_the_kernel(constant: str, tmp_path: Path) -> None:
+    kernel = f"(x, y): y[...] = x.astype(np.result_type(x, {constant})) * {constant}"
+    for text, satisfied in ((kernel, True), (kernel.replace("0.1", "0.10001"), False)):
+        assert run.gates(plain(tmp_path, "(x): return 0.1 * x", text), "parity")[0].satisfied == satisfied
+
+
 # -- examples/ -----------------------------------------------------------------------------------------------------------------
 
 

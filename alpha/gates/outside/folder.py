@@ -20,7 +20,7 @@ from alpha.errors import ConfigError, InputError
 from alpha.gates import evaluate
 from alpha.gates.outside import cuda
 from alpha.gates.outside.process import Candidate
-from alpha.gates.outside.reference import Bound, Drawn, Oracle, Whole, function_of
+from alpha.gates.outside.reference import Bound, Drawn, Oracle, Whole, followed, function_of
 from alpha.gates.outside.signature import Operand, Signature, Size, evaluated
 from alpha.gates.outside.subjects import Calls, bind
 from alpha.gates.subjects import case_of
@@ -309,6 +309,7 @@ def _try_out(found: Outside) -> None:
         try:
             with np.errstate(all="ignore"):
                 _as_declared(spec, sample, spec.oracle(*sample.inputs))
+                spec.oracle(*(followed(x) for x in sample.inputs))
             next(spec.samples(np.random.default_rng(0)), None)
         except Exception as error:
             raise _fails(sample.name, error) from error
