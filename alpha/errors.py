@@ -123,8 +123,12 @@ class MachineError(AlphaError):
 def exit_code(name: str, command: Callable[[], int], *, debug: bool = False) -> int:
     """What the console script `name` ends with: the command's own code, or that of its error, told on standard error (130 when
     interrupted). debug: with the traceback."""
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = open(os.devnull, "w")
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
     except AlphaError as error:
         if debug:
             traceback.print_exc()
@@ -132,8 +136,18 @@ def exit_code(name: str, command: Callable[[], int], *, debug: bool = False) -> 
             print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains once more at exit
+        _drop_output()
         return 0
+    except OSError as error:  # what nobody foresaw: a folder that may not be searched, a full disk behind standard output
+        where = error.filename if error.filename is not None else "standard output, or a file without a name"
+        told = MachineError("a file or folder cannot be used", came=f"{shown(str(where))} ({error.strerror or error})",
+                            expected="permission and room there", do="check it; --debug shows what was done")
+        if debug:
+            traceback.print_exc()
+        print(f"{name}: {told}", file=sys.stderr)
+        if error.filename is None:
+            _drop_output()
+        return told.exit_code
     except MemoryError as error:
         told = MachineError("memory ran out", came=str(error) or None, do="take smaller sizes; `alpha plan` says what a run needs")
         print(f"{name}: {told}", file=sys.stderr)
@@ -141,3 +155,10 @@ def exit_code(name: str, command: Callable[[], int], *, debug: bool = False) -> 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _drop_output() -> None:
+    """What standard output still holds goes nowhere: else the interpreter complains of it once more as it ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

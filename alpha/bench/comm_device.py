@@ -223,7 +223,7 @@ class Result:
 
 
 def _line(who: str, us: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
-    ratios = sorted(a / b for a, b in zip(us, beside, strict=True))
+    ratios = sorted(a / b for a, b in zip(us, beside))  # who failed has the blocks until then
     return {"name": who, "ns": 1e3 * median(us), "ratio": [ratios[0], exp(median(map(log, ratios))), ratios[-1]],
             "blocks": [[1e3 * t] for t in us], "discarded": 0}
 
@@ -270,7 +270,7 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
                     turns |= {f"symmetric {kind}": (theirs, {**asked, "op": f"symmetric {kind}"}) for kind in ("one_shot", "two_shot")}
             for block in range(blocks):
                 order = list(turns)
-                random.Random(block).shuffle(order)
+                random.Random(f"{op} {nbytes} {graphed} {block}").shuffle(order)  # another one in each case
                 for name in order:
                     ranks_of, question = turns[name]
                     answer = ranks_of.ask(**question)
@@ -279,6 +279,8 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
                         turns.pop(name)
                         continue
                     case.us.setdefault(name, []).append(answer["us"])
+            if not any(name in case.us for name in hows(op, nbytes)):
+                continue  # ours failed, and standard error says why
             found.append(case)
             done(case)
         loaded = mine.ask(op="loaded")["loaded"]

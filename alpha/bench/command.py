@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"--{name} is too small", came=getattr(args, name), expected="1 or more")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise InputError("there is no folder for the JSON file", came=args.json, expected="a path in a folder that exists")
+    if args.json and Path(args.json).is_dir():
+        raise InputError("the JSON file is a folder", came=args.json, expected="a file, which is written or replaced")
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     if args.check and args.what != "docs":
         raise InputError("--check is for `alpha bench docs`", came=args.what, expected="docs")
@@ -130,6 +132,7 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
     commit = record.clean_commit() if args.record else ""
     if args.record and args.what not in GROUPS:
         raise InputError("a record is of a group of kernels", came=args.what, expected=", ".join(GROUPS))
+    _require_whole(args)
     deadline = time.monotonic() + args.budget if args.budget is not None else math.inf
     results: list[kernel.Result] = []
     device = "cuda" if chosen[0].backend == "cuda" else "cpu"
@@ -202,6 +205,9 @@ def _floor(args: argparse.Namespace, console: Console) -> int:
     floor.show(result, console)
     if args.json:
         _write(args.json, {"flops": VERSION, "floor": result})
+    if not floor.measured(result):
+        console.print("NOT MEASURED: NVML's counter of joules stood still while something was timed, so there is no floor")
+        return 1
     if args.record:
         _keep(result.machine, f"floor-{result.run}", console, commit, {
             "hardware": result.hardware, "config": cfg.resolved().splitlines(), "flops": {"version": VERSION, "convention": CONVENTION},
@@ -214,7 +220,19 @@ def _recorded(args: argparse.Namespace) -> str:
     commit = record.clean_commit() if args.record else ""
     if args.record and args.set:
         raise InputError("a run file is recorded as it is", came=f"--set {args.set[0]}", expected="no --set", do="record without it")
+    _require_whole(args)
     return commit
+
+
+def _require_whole(args: argparse.Namespace) -> None:
+    """InputError where a part is to be recorded: a table says of a record's variants that they were all there were, and of its blocks that
+    they were as long and as many as elsewhere."""
+    named = {"--variant": args.variant != "*", "--case": args.case != "*", "--rounds": args.rounds is not None,
+             "--steps": args.steps is not None}
+    if args.record and any(named.values()):
+        raise InputError("what is recorded is measured whole", came=", ".join(name for name, there in named.items() if there),
+                         expected="none of --variant, --case, --rounds, --steps",
+                         do="record without them; --budget may leave variants out, and the record names those")
 
 
 def _runs_here(cfg: config.Config) -> None:
@@ -262,11 +280,11 @@ def _comm(args: argparse.Namespace, console: Console) -> int:
         raise InputError("`alpha bench comm` takes --nproc, --hosts, --host, --meet, --case, --rounds and --json", came="another argument",
                          do="leave out the others")
     from alpha.bench import comm  # a process without ranks maps no library for them
-    from alpha.train import engines
+    from alpha.train import clusters
 
-    if (args.hosts or 1) != 1 and args.host is None and not args.meet and engines.place(os.environ) is None:
+    if (args.hosts or 1) != 1 and args.host is None and not args.meet and clusters.place(os.environ) is None:
         return _hosts(args, console)
-    across = engines.across(args, os.environ)
+    across = clusters.across(args, os.environ)
     result = comm.bench(args.nproc, args.case, calls=args.rounds, across=across)
     if across and across.host:
         return 0

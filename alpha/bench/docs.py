@@ -123,9 +123,9 @@ def training(records: Sequence[Record]) -> str:
         if ours is None:
             continue
         beside = "not measured" if best is None else (
-            f"{_ratio(best['ratio'])} ({best['name']}: {best['tokens_per_second']:,.0f} tokens/s; {_measured(r)})")
+            f"{_ratio(best['ratio'])} ({best['name']}: {best['tokens_per_second']:,.0f} tokens/s; {_measured(r)}{_turns(best)})")
         lines.append((r["step"]["run"], _hardware(r), f"{ours['tokens_per_second']:,.0f}", f"{100 * ours['mfu']:.1f} %", beside))
-    head = ("a training step", "on", "tokens/s", "MFU", "times the speed of PyTorch's fastest variant")
+    head = ("a training step", "on", "tokens/s", "MFU", "times the speed of the fastest PyTorch variant that was measured")
     text = _table(head, lines) if lines else _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
     text += "\n" + (_runs(runs) if runs else _absent("alpha bench run RUN --record"))
     under = sorted({f"{r['flops']['version']}: {r['flops']['convention']}; peak {r['flops']['peak'] / 1e12:.1f} TFLOP/s "
@@ -141,7 +141,7 @@ def headline(records: Sequence[Record]) -> str:
         if ours is not None and best is not None and best["ratio"][1] is not None:
             return (f"**{r['step']['run']} on one {_hardware(r)}: {ours['tokens_per_second']:,.0f} tokens/s, "
                     f"MFU {100 * ours['mfu']:.1f} %, "
-                    f"{best['ratio'][1]:.2f} times the speed of {best['name']}** ({_measured(r)}).\n")
+                    f"{best['ratio'][1]:.2f} times the speed of {best['name']}** ({_measured(r)}{_turns(best)}).\n")
     return _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
 
 
@@ -149,6 +149,12 @@ def _measured(r: Record) -> str:
     """How many of PyTorch's variants the fastest was found among."""
     peers = [row for row in r["step"]["rows"] if row["name"] not in (OURS, UNCAPTURED, REFERENCE)]
     return f"{sum(bool(row['blocks']) for row in peers)} of {len(peers)} variants measured"
+
+
+def _turns(x: Mapping[str, Any]) -> str:
+    """That whole processes took turns, and how often: such a ratio has no interval, and one turn nothing that it can be held against."""
+    n = len(x["blocks"]) - x["discarded"]
+    return "" if x["together"] else f"; in turn, {n} block{'s' * (n > 1)} each"
 
 
 def _runs(runs: Sequence[Record]) -> str:
@@ -179,7 +185,7 @@ def _cells(x: Mapping[str, Any]) -> tuple[str, ...]:
     state = f"{median(b[1] for b in blocks):.0f}, {median(b[2] for b in blocks):.0f}, {max(b[3] for b in blocks):.0f}" if blocks else "-"
     memory = f"{x['memory'] / 2**30:.1f} GiB" if x["memory"] else "-"
     return (f"{x['ns'] / 1e6:.2f} ms", f"{x['tokens_per_second']:,.0f}", f"{x['mfu']:.3f}", memory, state,
-            f"{len(x['blocks']) - x['discarded']} of {len(x['blocks'])}", _ratio(x["ratio"]))
+            f"{len(x['blocks']) - x['discarded']} of {len(x['blocks'])}", "1" if x["name"] == OURS else _ratio(x["ratio"]))
 
 
 def _remark(x: Mapping[str, Any]) -> str:
@@ -283,7 +289,7 @@ def ranks(records: Sequence[Record]) -> str:
 
 
 def many(records: Sequence[Record]) -> str:
-    """A line for each step on many GPUs: how much of as many times one GPU it reaches, and the fastest peer on as many."""
+    """A row for each step on many GPUs: how much of as many times one GPU it reaches, and the fastest peer on as many."""
     lines = []
     for r in _named(records, "ranks-"):
         s = r["ranks"]
@@ -292,30 +298,33 @@ def many(records: Sequence[Record]) -> str:
         if ours is None:
             continue
         best = next((x for x in s["rows"] if x["name"] == s["quoted"]), None)
-        peer = "no peer was measured" if best is None else f"{best['ratio'][1]:.2f} times the speed of {best['name']}"
-        if best is not None and best["efficiency"][1] is not None:
-            peer += f", which reaches {_ratio((None, best['efficiency'][1], None))}"
-        exposed = "unknown" if ours["exposed"] is None else _exposed(ours)
-        of_one = _ratio((None, ours["efficiency"][1], None))
+        peer = "no peer was measured" if best is None else f"{best['ratio'][1]:.2f} ({best['name']}{_turns(best)})"
         each = next((x for x in s["rows"] if x["name"] == EACH and x["ns"] is not None), None)
-        of_one += f" (a run on each at once: {_ratio((None, each['efficiency'][1], None))})" if each else ""
-        lines.append(f"- {s['run']} on {_hardware(r).partition(',')[0]}: {ours['tokens_per_second']:,.0f} tokens/s, "
-                     f"{of_one} of {s['gpus']} times one GPU, exposed communication {exposed}; {peer}.")
-    return "\n".join(lines) + "\n" if lines else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
+        lines.append((s["run"], _hardware(r).partition(",")[0], f"{ours['tokens_per_second']:,.0f}", _efficiency(ours), _efficiency(each),
+                      "unknown" if ours["exposed"] is None else _exposed(ours), peer, _efficiency(best)))
+    head = ("a step", "on", "tokens/s", "of N times one GPU", "a run on each at once", "exposed communication",
+            "times the speed of the fastest peer", "the peer, of N times one")
+    return _table(head, lines) if lines else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
+
+
+def _efficiency(x: Mapping[str, Any] | None) -> str:
+    return "-" if x is None else _ratio((None, x["efficiency"][1], None))
 
 
 def floors(records: Sequence[Record]) -> str:
-    """A line for each step whose floor was measured: what the ceilings imply, and the most that any step could be ahead of PyTorch's."""
+    """A line for each step whose floor was measured: what the ceilings imply, and the most that any step could be ahead of PyTorch's: that
+    ratio of one run, times the step's time over its floor of another."""
     lines, losses = [], []
     for r in _named(records, "floor-"):
         f, peer = r["floor"], None
         for s in _named([x for x in records if x["machine"] == r["machine"]], f"step-{f['run']}"):
             peer = _row(s, s["step"]["quoted"]) if s["step"]["run"] == f["run"] else peer
-        ahead = ["-" if peer is None else f"{peer['ns'] / f[which]['least_ns']:.3f}" for which in ("known", "bare")]
+        behind = None if peer is None else peer["ratio"][1]
+        ahead = ["-" if behind is None else f"{behind * f['step_ns'] / f[which]['least_ns']:.3f}" for which in ("known", "bare")]
         energy = f"{f['step_ns'] * 1e-9 * f['watts']:.1f} J, {f['watts']:.0f} W"
         lines.append((f["run"], _hardware(r), f"{f['step_ns'] / 1e6:.2f} ms", energy,
                       f"{f['known']['least_ns'] / 1e6:.2f} ms", ahead[0], f"{f['bare']['least_ns'] / 1e6:.2f} ms", ahead[1]))
-        found = floor.losses(floor.figures(floor.from_plain(f)))[:3]
+        found = floor.losses(floor.from_plain(f))[:3]
         worst = [f"{row.op} `{' '.join(row.shape.split()[:2])}` {ns / 1e6:.2f} ms, {joules:.2f} J" for row, ns, joules in found]
         losses.append(f"- {f['run']} ({_under(r)}): {'; '.join(worst)}\n")
     head = ("a step", "on", "ours", "energy", "best known kernels", "PyTorch over it", "bare hardware", "PyTorch over it")

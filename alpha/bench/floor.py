@@ -38,7 +38,7 @@ from alpha.train.assemble import program_for, threads_for
 BLOCKS, BLOCK_SECONDS = 5, 2.0
 """Blocks of whole steps."""
 
-SECONDS, WARM = 0.8, 0.3
+SECONDS, WARM = 0.8, 0.6
 """How long a call is repeated, and before that."""
 
 PROFILED = 5
@@ -156,7 +156,7 @@ class Meter:
         self._thread.join()
 
 
-def hot(run: Callable[[int], object], gpu: Clocks, seconds: float = SECONDS) -> Hot:
+def hot(run: Callable[[int], object], gpu: Clocks) -> Hot:
     """`run(n)` makes n calls and returns when they are done."""
     def timed(n: int) -> float:
         start = time.perf_counter()
@@ -166,9 +166,9 @@ def hot(run: Callable[[int], object], gpu: Clocks, seconds: float = SECONDS) -> 
     timed(2)
     each = timed(3) / 3
     timed(max(1, round(WARM / each)))
-    calls, took = max(3, round(seconds / each)), 0.0
-    while took < seconds / 2:  # few calls take longer, each, than many
-        calls = max(calls, round(calls * seconds / took)) if took else calls
+    calls, took = max(3, round(SECONDS / each)), 0.0
+    while took < SECONDS / 2:  # few calls take longer, each, than many
+        calls = max(calls, round(calls * SECONDS / took)) if took else calls
         with Meter(gpu.joules) as meter:
             took = timed(calls)
             mhz = gpu.read().sm_mhz
@@ -180,9 +180,7 @@ def hot(run: Callable[[int], object], gpu: Clocks, seconds: float = SECONDS) -> 
 
 def known(row: Row, result: Result) -> tuple[float, float]:
     """(ns, joules) of a class by the best kernel that is known: ours, a peer's, or a copy of as many bytes."""
-    if row.ours is None:
-        return row.ns, row.ns * 1e-9 * result.watts
-    found = [(row.calls * x.ns, row.calls * x.joules) for x in (row.ours, *row.peers.values())]
+    found = [(row.calls * x.ns, row.calls * x.joules) for x in (row.ours, *row.peers.values()) if x is not None]
     if row.kind == MEMORY:
         found.append((row.nbytes * result.copy.ns, row.nbytes * result.copy.joules))
     return float(np.min([ns for ns, _ in found])), float(np.min([joules for _, joules in found]))
@@ -190,15 +188,13 @@ def known(row: Row, result: Result) -> tuple[float, float]:
 
 def bare(row: Row, result: Result) -> tuple[float, float]:
     """The same by bare hardware: tensor cores that multiply what lies in shared memory, or a copy. Nothing else costs anything there."""
-    if row.ours is None:
-        return row.ns, row.ns * 1e-9 * result.watts
     n, of = (row.nbytes, result.copy) if row.kind == MEMORY else (row.flops, result.product)
     return n * of.ns, n * of.joules
 
 
 def floor(result: Result, best: Callable[[Row, Result], tuple[float, float]]) -> Floor:
-    """The sum over all classes."""
-    parts = [best(row, result) for row in result.rows]
+    """The sum over all classes; what was not repeated counts as it is in the step."""
+    parts = [(row.ns, row.ns * 1e-9 * result.watts) if row.ours is None else best(row, result) for row in result.rows]
     ns, joules = sum(ns for ns, _ in parts), sum(joules for _, joules in parts)
     return Floor(ns, joules, float(np.min([ns, joules / result.watts * 1e9])))
 
@@ -208,6 +204,11 @@ def figures(result: Result) -> Result:
     ns, watts = (median(b[i] for b in result.blocks) for i in (0, 1))
     result = replace(result, step_ns=ns, watts=watts)
     return replace(result, known=floor(result, known), bare=floor(result, bare))
+
+
+def measured(result: Result) -> bool:
+    """Whether both floors are numbers."""
+    return all(at is not None and np.isfinite(at.least_ns) for at in (result.known, result.bare))
 
 
 def from_plain(x: Mapping[str, Any]) -> Result:
@@ -322,19 +323,18 @@ def profiled(ours: Ours) -> tuple[list[Row], list[tuple[Launch, Place]]]:
     loop.metrics.flush()
     executor = ours.executor
     assert isinstance(executor, CudaExecutor)
-    classes: dict[tuple[str, str, str], list[tuple[int, Place, int, float, int, int]]] = {}
+    classes: dict[tuple[str, str, str], list[tuple[Place, int, float, int, int]]] = {}
     columns = "step, plan, launch, count, device_ns, flops, nbytes"
     for step, plan, at, count, ns, flops, nbytes in read(loop.metrics.path, "op_profile", columns):
         if first <= step < first + PROFILED:
             launch = executor.plans[plan].launches[at]
             key = launch.op, shape_text(launch), repr(sorted(launch.attrs.items()))
-            classes.setdefault(key, []).append((step, (plan, at), count, ns, flops, nbytes))
+            classes.setdefault(key, []).append(((plan, at), count, ns, flops, nbytes))
     assert classes, "profiled steps left no launch"
     found = []
     for (op, shape, _), seen in classes.items():
-        sums = np.sum([x[2:] for x in seen], axis=0) / PROFILED
-        calls, ns, flops, nbytes = sums
-        place = seen[len(seen) // 2][1]
+        calls, ns, flops, nbytes = np.sum([x[1:] for x in seen], axis=0) / PROFILED
+        place = seen[len(seen) // 2][0]
         found.append((Row(op, shape, kind_of(op), round(calls), round(flops), round(nbytes), float(ns)),
                       (executor.plans[place[0]].launches[place[1]], place)))
     found.sort(key=lambda x: -x[0].ns)
@@ -424,10 +424,10 @@ def beside(row: Row, launch: Launch, peer: Peer, gpu: Clocks, report: Callable[[
         return replace(row, why=str(error.came))
     if len(found) == 1:
         return replace(row, peers=found[0])
-    best = [min(ways.values(), key=lambda x: x.ns) for ways in found]
-    ns = sum(x.ns for x in best)
-    return replace(row, peers={"the fastest of each product": Hot(ns, sum(x.joules for x in best) / ns * 1e9,
-                                                                 median(x.mhz for x in best), min(x.calls for x in best))})
+    ns, joules = (sum(float(np.min([getattr(x, what) for x in ways.values()])) for ways in found) for what in ("ns", "joules"))
+    every = [x for ways in found for x in ways.values()]
+    return replace(row, peers={"the best of each product": Hot(ns, joules / ns * 1e9, median(x.mhz for x in every),
+                                                              min(x.calls for x in every))})
 
 
 # -- showing -------------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from alpha.bench import floor
 from alpha.bench.peer import ROOT
 from alpha.errors import CorruptError, InputError, MachineError
 
@@ -146,8 +147,6 @@ def verify(body: Mapping[str, Any], name: str) -> None:
 
 def _floors(name: str, held: Mapping[str, Any]) -> None:
     """The floors of a step, from its blocks and classes."""
-    from alpha.bench import floor  # it measures, so it needs what a GPU needs
-
     found = floor.figures(floor.from_plain(held))
     for what in ("step_ns", "watts"):
         _near(name, what, held[what], getattr(found, what))

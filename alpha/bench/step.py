@@ -521,6 +521,7 @@ class Session:
                     stack.enter_context(model)
                 else:
                     model.back()
+                self.warm(model)  # as ours was: the device cooled while this was built
                 self.report(f"{variant.name}: timing, in turn with ours")
                 taken[variant.name].append(self._block(model.block, self._count(model.block, seconds)))
                 memory = model.memory
@@ -530,7 +531,7 @@ class Session:
         kept = clocks.kept(taken, None) if self.gpu is not None else {name: noise.keep(np.zeros(turns, bool)) for name in taken}
         return replace(self.figures(replace(row, together=False), (dict(taken), kept)), memory=memory)
 
-    def warm(self, ours: Ours) -> None:
+    def warm(self, ours: Ours | Theirs) -> None:
         """Run until the temperature of the GPU stands still."""
         if self.gpu is None or self.steps is not None:
             return

@@ -406,6 +406,7 @@ class Session:
                         refused[way.name] = row
                         continue
                     admitted[way.name] = row, found
+                    self._warm(found)  # as ours was: the devices cooled while this was built
                     self._take(found, self._count(found, seconds), taken.setdefault(way.name, Taken()))
                 except (DoesNotFit, ServedError) as error:
                     self.leave(0)

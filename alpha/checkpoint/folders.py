@@ -11,6 +11,7 @@ once. Nothing is used unchecked: the manifest's own hash covers the indexes', wh
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -323,20 +324,26 @@ def set_aside(folder: Path, after: int, disk: Disk | None = None) -> list[Path]:
 def clean(folder: Path, disk: Disk | None = None) -> None:
     """Finish or undo what a killed save left: torn folders go, a checkpoint that was being replaced comes back."""
     disk = disk or Disk()
-    for path in sorted(folder.glob(".old-*")):
+    for path in _left(folder, "old"):
         final = folder / path.name[len(".old-") :]
         if final.exists():
             disk.remove(path)
         else:
             disk.rename(path, final)
-    for path in sorted([*folder.glob(".tmp-*"), *folder.glob(".gone-*")]):
+    for path in _left(folder, "tmp", "gone"):
         disk.remove(path)
+
+
+def _left(folder: Path, *marks: str) -> list[Path]:
+    """What a save that was killed left under these marks. Other names are other people's: a checkpoint may be written beside them."""
+    ours = re.compile(rf"\.({'|'.join(marks)})-step-\d+(-\d+)?")
+    return sorted(path for path in folder.glob(".*-step-*") if ours.fullmatch(path.name))
 
 
 def prune(folder: Path, step: int, keep: int, every: int, disk: Disk | None = None) -> None:
     """Drop what was replaced, and the checkpoints up to `step` that `commit` says. A save killed before its last act left them."""
     disk = disk or Disk()
-    for path in folder.glob(".old-*"):
+    for path in _left(folder, "old"):
         disk.remove(path)
     for old in [s for s in steps(folder) if s <= step][: -max(1, keep)]:
         if every and old % every == 0:

@@ -132,7 +132,7 @@ def export(path: Path, sizes: Sizes, flat: np.ndarray, state: StateLayout, *, eo
     ties it again, as config.json says. InputError if `path` is there already, MachineError if the disk refuses.
     """
     disk, kind = disk or Disk(), next(k for k, x in LAYOUTS.items() if x.family == sizes["family"] and x.takes(sizes))
-    layout, part = LAYOUTS[kind], path.with_name(f".making-{path.name}-{os.getpid()}")
+    layout, part = LAYOUTS[kind], path.with_name(f".alpha-making-{path.name}-{os.getpid()}")
     if path.exists():
         raise InputError("there is something already", came=path, expected="a folder that is not there yet", do="name another with --out")
     todo: list[safetensors.Given] = []

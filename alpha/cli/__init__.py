@@ -31,8 +31,13 @@ WATCHED = ("train", "lab", "sample", "bench", "gate")
 """Commands that run our code for a result: what their process holds is looked at from its start to its end."""
 
 
+READERS = ("list", "status", "explain", "check", "asked", "sign")
+"""Actions of `alpha gate` that run none of it. Signatures are of a library that no training process may hold."""
+
+
 def _computes(args: argparse.Namespace) -> bool:
-    return args.command in WATCHED and not (args.command == "bench" and args.what in bench.READERS)
+    reads = {"bench": bench.READERS, "gate": READERS}.get(args.command, ())
+    return args.command in WATCHED and (args.what if args.command == "bench" else getattr(args, "action", "")) not in reads
 
 
 def _watched(args: argparse.Namespace) -> int:

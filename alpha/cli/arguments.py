@@ -119,7 +119,7 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p.add_argument("--no-page", action="store_true", help="with --from: write evidence alone")
     p.add_argument("--gate", metavar="GATE", help="only this gate")
     p.add_argument("--stale", action="store_true", help="only what lacks current, passing evidence")
-    p.add_argument("--budget", type=float, metavar="SECONDS", help="start nothing after this time; run again to go on")
+    p.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start nothing after this time; run again to go on")
     p.add_argument("--ship", action="store_true", help="write into the repository's evidence instead of the local one")
     p = action("status", lambda a: cmd_status(as_json=a.json), "what is usable on this machine class")
     p.add_argument("--json", action="store_true", help="for programs")
@@ -142,7 +142,7 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
                "rerun a random sample of the shipped evidence and compare")
     p.add_argument("--changed", action="store_true", help="only lines that differ from where this branch left the main one; 90 s of them")
     p.add_argument("--all", action="store_true", help="with --changed: all of them; on a quiet machine")
-    p.add_argument("-n", type=int, default=5, help="records (default %(default)s)")
+    p.add_argument("-n", type=_records, default=5, help="records (default %(default)s)")
     p.add_argument("--seed", type=int, help="draw this sample")
     p = action("coverage", lambda a: cmd_coverage(hosts=a.hosts), "branches of the CPU's binders that no sample of their own gates takes")
     p.add_argument("--hosts", action="store_true", help="instead those of what runs on the host, ranks included; minutes")
@@ -164,7 +164,21 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
                "false-alarm rate and power of the perf gate")
     p.add_argument("id", nargs="?", default="gelu.f32.cpu", metavar="ID")
     p.add_argument("--case", default="", metavar="NAME", help="which of its timed calls (default: the first)")
-    p.add_argument("--seconds", type=float, default=60.0, help="time to spend (default %(default)s)")
+    p.add_argument("--seconds", type=_seconds, default=60.0, help="time to spend (default %(default)s)")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected seconds above 0")
+    return seconds
+
+
+def _records(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 record or more")
+    return count
 
 
 def _settings(p: argparse.ArgumentParser) -> None:

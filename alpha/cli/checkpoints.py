@@ -21,26 +21,44 @@ def arguments(checkpoint: argparse.ArgumentParser) -> None:
                             ("verify", cmd_verify, "read all of a checkpoint and check every byte of it")):
         p = actions.add_parser(name, help=text, description=text)
         p.set_defaults(run=run)
-        p.add_argument("source", metavar="RUN[@STEP]", help=SOURCE)
+        p.add_argument("source", type=path_argument, metavar="RUN[@STEP]", help=SOURCE)
     text = "lay a checkpoint out anew, as another number of ranks would have saved it; any number loads it either way"
     p = actions.add_parser("reshard", help=text, description=text)
     p.set_defaults(run=cmd_reshard)
-    p.add_argument("source", metavar="RUN[@STEP]", help=SOURCE)
-    p.add_argument("--ranks", type=int, required=True, metavar="N", help="how many files of state it is to have")
+    p.add_argument("source", type=path_argument, metavar="RUN[@STEP]", help=SOURCE)
+    p.add_argument("--ranks", type=_ranks, required=True, metavar="N", help="how many files of state it is to have")
     p.add_argument("--out", type=path_argument, required=True, metavar="FOLDER", help="where its folder step-... is made")
     text = "write a run's checkpoint as a model that Hugging Face's transformers loads"
     p = actions.add_parser("export", help=text, description=text)
     p.set_defaults(run=cmd_export)
-    p.add_argument("source", metavar="RUN[@STEP]", help="a run directory, and which checkpoint of it (default: the latest)")
+    p.add_argument("source", type=path_argument, metavar="RUN[@STEP]", help=SOURCE.partition(", or")[0])
     p.add_argument("--format", choices=("hf",), default="hf", help="safetensors, config.json and tokenizer.json (default %(default)s)")
-    p.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder that is not there yet")
+    p.add_argument("--out", type=_new_folder, required=True, metavar="FOLDER", help="a folder that is not there yet")
     p.add_argument("--max-shard-size", type=_shard_bytes, default=MOST_SHARD, metavar="GB",
                    help=f"most gigabytes of tensors in one file (default {MOST_SHARD / 1e9:g}); a larger model is several, with an index")
     text = "make a run directory of a model of Hugging Face, to sample from, export, or begin from"
     p = actions.add_parser("import", help=text, description=text)
     p.set_defaults(run=cmd_import)
-    p.add_argument("source", metavar="hf:FOLDER", help="a folder with config.json, safetensors and tokenizer.json")
-    p.add_argument("--out", type=Path, required=True, metavar="RUN", help="a run directory that is not there yet")
+    p.add_argument("source", type=path_argument, metavar="hf:FOLDER", help="a folder with config.json, safetensors and tokenizer.json")
+    p.add_argument("--out", type=_new_folder, required=True, metavar="RUN", help="a run directory that is not there yet")
+
+
+MOST_RANKS = 65_536
+"""Files of one checkpoint."""
+
+
+def _ranks(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 to {MOST_RANKS} ranks")
+    return count
+
+
+def _new_folder(text: str) -> Path:
+    path = Path(path_argument(text))
+    if not path.name:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a name that a folder can get")
+    return path
 
 
 def _shard_bytes(text: str) -> int:

@@ -17,6 +17,7 @@ from alpha.data import inspect
 from alpha.data.prepare import SAMPLE, Order, prepare
 from alpha.data.prepared import SIDES, Prepared, open_prepared
 from alpha.data.sources import PART, Rules
+from alpha.errors import visible
 from alpha.files import path_argument
 from alpha.train.sample import printable
 
@@ -65,11 +66,17 @@ def cmd_prepare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _line(text: str) -> str:
+    """What a file says, fit for one line of a terminal."""
+    return visible(text).replace("\n", "\\n")
+
+
 def _introduce(data: Prepared) -> None:
     facts = data.facts
     for source in facts["sources"]:
-        print(f"source      {source['name']}: {source['files']:,} files, {source['documents']:,} documents, {source['text_bytes']:,} bytes")
-    print(f"licence     {facts['licence'] or 'not given'}")
+        held = f"{source['files']:,} files, {source['documents']:,} documents, {source['text_bytes']:,} bytes"
+        print(f"source      {_line(source['name'])}: {held}")
+    print(f"licence     {_line(facts['licence']) or 'not given'}")
     print(f"tokenizer   {data.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids, {data.tokenizer.hash[:16]}")
     for side in SIDES:
         stream = data.streams[side]
@@ -89,7 +96,7 @@ def cmd_inspect(args: argparse.Namespace) -> int:
     for label, values in data.facts["labels"].items():
         most = sorted(values.items(), key=lambda item: (-item[1], item[0]))
         more = f" and {len(most) - 20:,} more" if len(most) > 20 else ""
-        print(f"{label}: {', '.join(f'{value} {n:,}' for value, n in most[:20])}{more}")
+        print(_line(f"{label}: {', '.join(f'{value} {n:,}' for value, n in most[:20])}{more}"))
     for side, one in found.items():
         fewest, median, mean, high, longest = one.lengths
         print(f"{side}: tokens a document: fewest {fewest:,.0f}, median {median:,.0f}, mean {mean:,.1f}, 95 % below {high:,.0f}, "

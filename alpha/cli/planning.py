@@ -6,6 +6,8 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
+from rich.console import Console
+
 from alpha.cli.common import in_its_folder, load_source, require_even_ranks
 from alpha.component import Catalogue
 from alpha.config import Config
@@ -23,7 +25,7 @@ from alpha.train.planned import Planned, exchanges, plan_run
 def cmd_plan(args: argparse.Namespace) -> int:
     """What a run would be. Nothing of it is allocated and no text is read, so a plan of 70 billion parameters takes seconds."""
     cfg, path = load_source(args.source, args.set), Path(args.source)
-    printer = Printer()
+    printer = Printer(Console(highlight=False, soft_wrap=True))  # its text is the result: none of it is dropped
     vocabulary = rundir.read_tokenizer(path).vocab_size if path.is_dir() else None
     with ExitStack() as folder:
         try:

@@ -27,7 +27,7 @@ from alpha.registry.judge import Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.trackers.start import Made, trackers
-from alpha.train import engines, launch, rundir
+from alpha.train import clusters, launch, rundir
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer, duration
 from alpha.train.engine import require_devices
@@ -41,6 +41,8 @@ from alpha.train.supervisor import supervise
 def cmd_train(args: argparse.Namespace) -> int:
     """Train, gated or (lab) ungated."""
     if args.init is not None:
+        if not args.init:
+            raise InputError("no model to begin from", came="--init ''", expected="RUN[@STEP] or hf:FOLDER", do="leave out --init")
         if args.resume:
             raise InputError("a run that goes on has its parameters", came="--init with --resume", expected="one of them",
                              do="leave out --init")
@@ -80,13 +82,16 @@ def _newest(args: argparse.Namespace, cfg: Config) -> Path | None:
 
 def _start(args: argparse.Namespace, cfg: Config, resume: Path | None) -> int:
     """One process, the ranks that the command asks for, or one rank of another launcher's job."""
-    place = launch.seat(engines.ranks(os.environ))
+    place = launch.seat(clusters.ranks(os.environ))
     if place is not None:
         return _as_rank(args, cfg, resume, place)
     with trackers(cfg.log, partial(_report, args.command)) as made:
-        across = engines.across(args, os.environ)
+        across = clusters.across(args, os.environ)
         if args.nproc != 1 or across:
             return _with_ranks(args, cfg, resume, made, across)
+        if args.restarts or args.fewest is not None:
+            raise InputError("one process is not started again", came=f"--restarts {args.restarts}, --fewest {args.fewest}",
+                             expected="--nproc 2 or more, or several hosts", do="leave out --restarts and --fewest")
         return _session(args, cfg, resume, args.at, made=made)
 
 
@@ -159,12 +164,12 @@ def _report(command: str, text: str) -> None:
 
 
 def _next(printer: Printer, outcome: Outcome, command: str) -> None:
-    me = this_command()
+    me, path = this_command(), shlex.quote(str(outcome.path))
     if not outcome.finished:
-        printer.say(f"stopped after step {outcome.step}, saved. Go on with:  {me} {command} {outcome.path} --resume", "bold")
+        printer.say(f"stopped after step {outcome.step}, saved. Go on with:  {me} {command} {path} --resume", "bold")
         return
     printer.say(f"run directory {outcome.path}")
-    printer.say(f"try next:     {me} sample {outcome.path} --prompt 'import '", "bold")
+    printer.say(f"try next:     {me} sample {path} --prompt 'import '", "bold")
 
 
 def admit(printer: Printer, source: str, ids: Sequence[str], calls: Sequence[tuple[str, Any, Any]]) -> Mapping[str, Any]:

@@ -132,19 +132,21 @@ def _json(answer: Endpoint) -> Endpoint:
         try:
             return JSONResponse(clean(await run_in_threadpool(answer, request)))
         except BadRequest as bad:
-            return JSONResponse({"error": error_body(bad.error)}, bad.status)
+            return JSONResponse(clean({"error": error_body(bad.error)}), bad.status)
         except AlphaError as error:
-            return JSONResponse({"error": error_body(error)})
+            return JSONResponse(clean({"error": error_body(error)}))
 
     return endpoint
 
 
 def clean(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null, as a value that is not there."""
+    """JSON has no NaN and no infinity: they become null, as a value that is not there. What of a text is no UTF-8 becomes an escape."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {str(k): clean(v) for k, v in value.items()}
+        return {clean(str(k)): clean(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [clean(v) for v in value]
     return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from alpha.data.files import MAKING
-from alpha.errors import AlphaError, CorruptError, InputError, MachineError
+from alpha.errors import AlphaError, CorruptError, InputError, MachineError, visible
 from alpha.train.rundir import GATED, UNGATED, is_run, read_manifest
 from alpha.train.seal import why_ungated
 
@@ -17,9 +18,8 @@ MARKS = ("config.toml", "manifest.json", "metrics.sqlite")
 
 @dataclass(frozen=True)
 class Entry:
-    """A run as the picker lists it. `status`: GATED, or UNGATED where its files do not show that; `error`: why its manifest cannot
-    be read, or None;
-    `changed`: Unix seconds of its latest metrics."""
+    """A run as the picker lists it. `name`: of the folder, with escapes where a page cannot hold it; `status`: GATED, or UNGATED where its
+    files do not show that; `error`: why its manifest cannot be read, or None; `changed`: Unix seconds of its latest metrics."""
 
     name: str
     status: str
@@ -36,6 +36,12 @@ class Folder:
         self.only: str | None = None
         if root.exists() and not root.is_dir():
             raise InputError("the folder of runs is not a folder", came=root, expected="a folder such as runs", do="give the folder")
+        try:
+            root.stat()
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise InputError("the folder of runs is a link that leads to itself", came=root, expected="a folder such as runs",
+                                 do="give the folder") from error
         root = root.resolve()
         if is_run(root):
             root, self.only = root.parent, root.name
@@ -44,16 +50,25 @@ class Folder:
     def path(self, name: str) -> Path:
         """The folder of a run. InputError if there is no such run, or the name leads out of the folder."""
         inside = bool(name) and name == os.path.basename(name) and name not in (".", "..") and "\0" not in name
-        path = self.root / name if inside else self.root
-        if not inside or (self.only is not None and name != self.only) or not self._is_here(path):
+        path = self.root / (self._named(name) if inside else "")
+        if not inside or (self.only is not None and path.name != self.only) or not self._is_here(path):
             raise InputError("there is no such run", came=repr(name), expected=f"the name of a run in {self.root}", do="pick a listed run")
         return path
+
+    def _named(self, name: str) -> str:
+        """The entry that `entries` lists by this name, which is another one where its own is not fit to be shown."""
+        if os.path.lexists(self.root / name):
+            return name
+        try:
+            return next((n for n in os.listdir(self.root) if visible(n) == name), name)
+        except OSError:
+            return name
 
     def _is_here(self, path: Path) -> bool:
         try:
             here = path.resolve().parent == self.root and path.is_dir() and not path.name.startswith(MAKING)
             return here and any((path / mark).exists() for mark in MARKS)
-        except OSError:
+        except (OSError, RuntimeError):  # the latter of a link that leads to itself, before Python 3.13
             return False
 
     def entries(self) -> list[Entry]:
@@ -76,7 +91,7 @@ class Folder:
             wrong = error
         status = UNGATED if wrong or why_ungated(path) else GATED
         metrics = path / "metrics.sqlite"
-        return Entry(name, status, max(stamp(metrics), stamp(Path(f"{metrics}-wal"))), metrics.is_file(), wrong)
+        return Entry(visible(name), status, max(stamp(metrics), stamp(Path(f"{metrics}-wal"))), metrics.is_file(), wrong)
 
 
 def stamp(path: Path) -> float:

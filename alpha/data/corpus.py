@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from alpha.data.files import read_file, sha256_hex
+from alpha.data.walk import files_below, files_matching, path_and_pattern, unlisted
 from alpha.errors import CorruptError, InputError
 
 # The rule for the standard library: *.py files, none below a folder with one of these names. Tests are left out because they
@@ -149,14 +150,19 @@ def stdlib_folder() -> Path:
 def stdlib_corpus(root: Path | None = None) -> Corpus:
     """The source of the installed Python standard library, about 12 MB; the rule stands above, in EXCLUDED_*.
 
-    `root`: another folder to apply the same rule to. InputError if there is no source text (a stripped Python installation).
+    `root`: another folder to apply the same rule to. InputError if there is no source text (a stripped Python installation), or a folder
+    cannot be listed.
     """
     root = root if root is not None else stdlib_folder()
     if not root.is_dir():
         raise InputError("the standard library has no folder", came=root, expected="a folder with *.py files",
                          do="use a Python installation that ships its library as source, or name a folder of texts")
+
+    def refuse(error: OSError) -> None:
+        raise unlisted(error) from error
+
     relpaths = []
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in os.walk(root, onerror=refuse):
         folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]
         for name in files:
             if name.endswith(".py") and not name.startswith(EXCLUDED_PREFIXES):
@@ -168,7 +174,7 @@ def folder_corpus(root: Path, pattern: str = "") -> Corpus:
     """The files below `root` that match the glob `pattern` (`**` crosses folders), or without one those that end as text does
     (TEXT_SUFFIXES) and lie in no hidden folder; a file as `root` makes one document.
 
-    InputError if `root` does not exist or nothing with text in it matches.
+    InputError if `root` does not exist, nothing with text in it matches, or a text cannot be reached.
     """
     if root.is_file():
         if root.suffix.lower() in PACKED_SUFFIXES:
@@ -178,23 +184,19 @@ def folder_corpus(root: Path, pattern: str = "") -> Corpus:
     if not root.is_dir():
         raise InputError("the corpus has no such path", came=root, expected="a folder of text files, or one file",
                          do="check the path")
-    try:
-        found = [path.relative_to(root).as_posix() for path in root.glob(pattern or "**/*") if path.is_file()]
-    except (ValueError, NotImplementedError) as error:
-        raise InputError("the corpus has an impossible pattern", came=f"{pattern}: {error}", expected="such as texts/**/*.md",
-                         do="mend the pattern") from error
     if pattern:
-        return corpus_of_files(f"{root.name}/{pattern}", root, found)
-    texts = [path for path in found if Path(path).suffix.lower() in TEXT_SUFFIXES and not f"/{path}".count("/.")]
-    return replace(corpus_of_files(root.name, root, texts), left_out=len(found) - len(texts))
+        return corpus_of_files(f"{root.name}/{pattern}", root, _relative(files_matching(root, pattern), root))
+    texts, others = files_below(root, lambda path: path.suffix.lower() in TEXT_SUFFIXES)
+    return replace(corpus_of_files(root.name, root, _relative(texts, root)), left_out=others)
+
+
+def _relative(paths: Iterable[Path], root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in paths]
 
 
 def open_corpus(source: str) -> Corpus:
-    """`stdlib`, a folder (its text files), one file, or a glob such as `texts/**/*.md`. InputError as the functions above."""
+    """`stdlib`, a folder (its text files), one file, or a glob such as `texts/**/*.md`; a path that exists is no glob. InputError as the
+    functions above."""
     if source == "stdlib":
         return stdlib_corpus()
-    parts = Path(source).parts
-    for i, part in enumerate(parts):
-        if any(mark in part for mark in "*?["):
-            return folder_corpus(Path(*parts[:i]), "/".join(parts[i:]))
-    return folder_corpus(Path(source))
+    return folder_corpus(*path_and_pattern(source))

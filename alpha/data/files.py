@@ -14,8 +14,8 @@ from pathlib import Path
 from alpha.errors import InputError, MachineError
 from alpha.files import read_regular
 
-MAKING = ".making-"
-"""Folders that are being made begin so; temporary files are named `.*.tmp`."""
+MAKING, TEMPORARY = ".alpha-making-", ".alpha-tmp"
+"""Folders that are being made begin so, and temporary files end so: names that nobody else gives, for what is left of them is swept."""
 
 GRACE, ABANDONED = 10.0, 86400.0
 """Seconds that what nobody holds is left alone: a maker locks it just after it made it; and where the file system has no locks."""
@@ -73,7 +73,7 @@ def hold(handle: int) -> bool:
 
 def sweep(folder: Path) -> None:
     """Remove the temporary files and half-made folders in `folder` that nobody makes any more: their makers hold them locked."""
-    for path in (*folder.glob(".*.tmp"), *folder.glob(f"{MAKING}*")):
+    for path in (*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"{MAKING}*")):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -95,7 +95,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
     MachineError if the disk refuses; then the temporary file is removed, and unless it was the last step an older `path` still stands.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:

@@ -31,6 +31,8 @@ from alpha.errors import ConfigError, InputError
 from alpha.files import path_problem
 
 MOST_SOURCES = 64
+MOST_WEIGHT = 32
+"""Characters of a weight, and its largest exponent of ten: 1e99999999 would be computed to its last digit."""
 MOST_PARTS = 1 << 16
 """Of weights as whole numbers without a common factor: their sum, the length of the table."""
 
@@ -44,22 +46,33 @@ def sources_of(text: str) -> list[tuple[str, int]]:
     for part in text.split(","):
         name, colon, number = part.strip().rpartition(":")
         try:
-            weight = Fraction(number.strip())
+            weight = _weight(number.strip())
         except (ValueError, ZeroDivisionError):
             weight = Fraction(0)
         if not (colon and weight > 0) or path_problem(name.strip(), text_only=True) or name.strip() in found:
             why = "names a source twice" if name.strip() in found else "has a part that is no source with its weight"
-            raise ConfigError(f"data.mixture {why}", came=repr(part.strip()), expected="PATH:WEIGHT, PATH:WEIGHT with weights above 0",
+            raise ConfigError(f"data.mixture {why}", came=repr(part.strip()), expected="PATH:WEIGHT, PATH:WEIGHT with weights above 0 "
+                              f"of at most {MOST_WEIGHT} characters and a like exponent",
                               do='for example mixture = "texts/a:0.7, texts/b:0.3"')
         found[name.strip()] = weight
     scale = math.lcm(*(w.denominator for w in found.values()))
     whole = [int(w * scale) for w in found.values()]
-    whole = [w // math.gcd(*whole) for w in whole]
+    common = math.gcd(*whole)
+    whole = [w // common for w in whole]
     if len(whole) > MOST_SOURCES or sum(whole) > MOST_PARTS:
-        raise ConfigError("data.mixture is too fine", came=f"{len(whole)} sources, weights that add up to {sum(whole)} in lowest terms",
+        total = str(sum(whole)) if sum(whole) < 10**100 else "more than 10^100"
+        raise ConfigError("data.mixture is too fine", came=f"{len(whole)} sources, weights that add up to {total} in lowest terms",
                           expected=f"at most {MOST_SOURCES} sources, a sum of at most {MOST_PARTS}",
                           do="round the weights, to three digits for example")
     return list(zip(found, whole))
+
+
+def _weight(text: str) -> Fraction:
+    """ValueError for what is no number, or one that is computed for ever."""
+    exponent = text.lower().partition("e")[2]
+    if len(text) > MOST_WEIGHT or abs(int(exponent or "0")) > MOST_WEIGHT:
+        raise ValueError("too long")
+    return Fraction(text)
 
 
 class Turns:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from alpha import __version__
-from alpha.data.files import disk_error, hold
+from alpha.data.files import TEMPORARY, disk_error, hold
 from alpha.data.hashed import load_hashed, save_hashed
 from alpha.data.prepared import FORMAT, MANIFEST, SIDES, TOKENIZER, UNFINISHED, VERSION, Prepared, open_prepared
 from alpha.data.shards import ShardWriter, open_shard, save_listing
@@ -37,6 +37,8 @@ SAMPLE = 4_000_000
 """Bytes of text that a tokenizer is trained on, at most."""
 _SAMPLED = 64
 """Units that the sample is taken from, at most, evenly over the sources."""
+_MOST_DIGITS = 18
+"""Of a vocabulary that is asked for: Python refuses to read numbers of some thousands."""
 _UNITS = "units"
 _PLAN, _UNIT = "alpha.preparing", "alpha.unit"
 
@@ -73,7 +75,7 @@ def prepare(order: Order, folder: Path, *, workers: int = 1, told: Callable[[int
         raise InputError("a part of no bytes", came=order.rules.part, expected="at least 1")
     if not 0.0 < order.validation < 1.0:
         raise InputError("the validation share is impossible", came=order.validation, expected="a number above 0 and below 1")
-    units = _units(order)
+    units = _units(order, folder)
     plan = _plan(order, units)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,9 +104,9 @@ def prepare(order: Order, folder: Path, *, workers: int = 1, told: Callable[[int
 # -- the plan ------------------------------------------------------------------------------------------------------------------
 
 
-def _units(order: Order) -> list[Unit]:
-    """The units of all sources, in order; none holds files of two sources."""
-    found = [(source, one) for source, name in enumerate(order.sources) for one in pieces_in_units(files_of(name), order.unit)]
+def _units(order: Order, folder: Path) -> list[Unit]:
+    """The units of all sources, in order; none holds files of two sources, or one of `folder`, which may lie in a source."""
+    found = [(source, one) for source, name in enumerate(order.sources) for one in pieces_in_units(files_of(name, folder), order.unit)]
     if not found:
         raise InputError("the sources hold no text", came=", ".join(order.sources), expected="at least one file that is not empty")
     return [(number, source, one) for number, (source, one) in enumerate(found)]
@@ -130,7 +132,7 @@ def _begin(folder: Path, plan: dict[str, Any]) -> None:
     path = folder / UNFINISHED
     if path.exists() and any((folder / _UNITS).glob("*.json")):
         _require_same(folder, plan, load_hashed(path, "the plan of unfinished data", _PLAN, VERSION))
-    elif not path.exists() and any(not path.name.endswith(".tmp") for path in folder.iterdir()):
+    elif not path.exists() and any(not path.name.endswith(TEMPORARY) for path in folder.iterdir()):
         raise InputError("the folder holds something else than prepared data", came=folder, expected="a new or an empty folder",
                          do="name another one with --out")
     else:
@@ -138,7 +140,7 @@ def _begin(folder: Path, plan: dict[str, Any]) -> None:
         (folder / TOKENIZER).unlink(missing_ok=True)
     for part in (folder, *(folder / name for name in (*SIDES, _UNITS))):
         part.mkdir(exist_ok=True)
-        for left in part.glob(".*.tmp"):  # of a process that was killed: this one alone holds the folder
+        for left in part.glob(f".*{TEMPORARY}"):  # of a process that was killed: this one alone holds the folder
             left.unlink(missing_ok=True)
 
 
@@ -190,8 +192,9 @@ def _tokenizer(order: Order, folder: Path, units: Sequence[Unit], bound: float) 
     if order.tokenizer == "bytes":
         made: Tokenizer = ByteTokenizer()
     elif kind == "bpe":
-        if not vocabulary.isdecimal():
-            raise InputError("a vocabulary is no number", came=order.tokenizer, expected="such as bpe:8192")
+        if not vocabulary.isdecimal() or len(vocabulary) > _MOST_DIGITS:
+            raise InputError("a vocabulary is no number", came=order.tokenizer,
+                             expected=f"such as bpe:8192, of at most {_MOST_DIGITS} digits")
         chosen = [units[i * len(units) // min(len(units), _SAMPLED)] for i in range(min(len(units), _SAMPLED))]
         texts = (text for unit in chosen for text in _up_to(order.sample // len(chosen), _all([unit], order.rules), bound))
         made = BPETokenizer.train(texts, int(vocabulary), record={"sample_bytes": order.sample})

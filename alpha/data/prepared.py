@@ -23,11 +23,10 @@ from alpha.data.hashed import load_hashed
 from alpha.data.shards import TokenStream, open_stream
 from alpha.data.tokenizer import Tokenizer
 from alpha.data.tokenizer_file import load_tokenizer
+from alpha.data.walk import MANIFEST, UNFINISHED, is_prepared
 from alpha.errors import CorruptError, InputError
 
-MANIFEST, FORMAT, VERSION = "prepared.json", "alpha.data", 1
-UNFINISHED = "preparing.json"
-"""The plan of a folder that is being prepared; gone when it is done."""
+FORMAT, VERSION = "alpha.data", 1
 TOKENIZER = "tokenizer.json"
 SIDES = ("train", "validation")
 
@@ -80,11 +79,6 @@ class Prepared:
     streams: Mapping[str, TokenStream]
 
 
-def is_prepared(path: Path) -> bool:
-    """Whether data was prepared in a folder, or began to be."""
-    return (path / MANIFEST).is_file() or (path / UNFINISHED).is_file()
-
-
 def open_prepared(folder: Path, *, verify: bool = False) -> Prepared:
     """Open what `alpha data prepare` made. `verify`: read every block now, and hold every id against the vocabulary; else each block is
     checked when it is first read.
@@ -121,3 +115,7 @@ def _require_known_ids(stream: TokenStream) -> None:
         if highest >= stream.vocab_size:
             raise CorruptError("a token shard holds an id beyond its vocabulary", came=f"{shard.path}: id {highest}",
                                expected=f"below {stream.vocab_size}", do="prepare the data again")
+
+
+__all__ = ["FORMAT", "MANIFEST", "SIDES", "TOKENIZER", "UNFINISHED", "VERSION", "Prepared", "PreparedSplit", "PreparedText", "is_prepared",
+           "open_prepared"]

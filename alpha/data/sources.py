@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from alpha.data.corpus import TEXT_SUFFIXES
+from alpha.data.walk import files_below, files_matching, is_prepared, path_and_pattern
 from alpha.errors import InputError, MachineError
 from alpha.files import json_of, open_regular
 
@@ -76,20 +77,22 @@ class Tally:
     labels: dict[str, Counter[str]] = field(default_factory=dict)
 
 
-def files_of(source: str) -> list[Path]:
-    """The files that a source names, in order of their paths: one file; a folder's text, JSON lines and Parquet; a glob's files.
+def files_of(source: str, apart: Path | None = None) -> list[Path]:
+    """The files that a source names, in order of their paths: one file; a folder's text, JSON lines and Parquet; a glob's files. Prepared
+    data within it and the folder `apart` are passed over.
 
-    InputError if there are none.
+    InputError if there are none, or a text cannot be reached.
     """
-    path = Path(source)
-    parts = path.parts
-    at = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), None)
-    if path.is_file():
+    path, pattern = path_and_pattern(source)
+    if pattern:
+        found = files_matching(path, pattern, apart)
+    elif path.is_file():
         return [path]
-    if path.is_dir():
-        found = [p for p in path.rglob("*") if _is_data(p) and not f"/{p.relative_to(path).as_posix()}".count("/.") and p.is_file()]
-    elif at is not None:
-        found = [p for p in Path(*parts[:at]).glob("/".join(parts[at:])) if p.is_file()]
+    elif is_prepared(path):
+        raise InputError("a source is prepared data", came=source, expected="texts",
+                         do="train on it as data.corpus, or name the sources that it was made of")
+    elif path.is_dir():
+        found, _ = files_below(path, _is_data, apart)
     else:
         raise InputError("a source does not exist", came=source, expected="a file, a folder or a glob such as texts/**/*.jsonl",
                          do="check the path")
@@ -237,7 +240,7 @@ def _field_of(line: bytes, rules: Rules, tally: Tally) -> bytes:
 
 
 def _taken(content: dict[str, Any], rules: Rules, tally: Tally) -> bytes:
-    """The bytes of the text field of an object or row; counts its labels. ValueError where there is none."""
+    """The bytes of the text field of an object or row; counts its labels, each once, where there is text. ValueError where it has none."""
     if rules.field not in content:
         raise ValueError(f'it has no "{rules.field}", but {", ".join(map(repr, list(content)[:8])) or "nothing"}')
     text = content[rules.field]
@@ -250,7 +253,7 @@ def _taken(content: dict[str, Any], rules: Rules, tally: Tally) -> bytes:
         raise ValueError(f'its "{rules.field}" is no string but {type(text).__name__}')
     if len(text) > rules.longest:
         raise ValueError(f'its "{rules.field}" is longer than {rules.longest} bytes')
-    for label in rules.labels:
+    for label in dict.fromkeys(rules.labels) if text else ():  # an empty document is left out behind this
         count_value(tally.labels.setdefault(label, Counter()), str(content.get(label))[:80])
     return text
 
@@ -335,9 +338,10 @@ def _rows(piece: Piece, rules: Rules, tally: Tally) -> Iterator[bytes]:
         raise InputError("a Parquet file lacks a column", came=f"{piece.path}: no {lacking[0]!r}", expected=f"one of {', '.join(names)}",
                          do="name the column of the text with --field")
     number = sum(file.metadata.row_group(i).num_rows for i in range(piece.begin))
+    columns = list(dict.fromkeys((rules.field, *rules.labels)))
     try:
-        for batch in file.iter_batches(_rows_at_once(file, piece), range(piece.begin, piece.end), [rules.field, *rules.labels]):
-            for row in batch.to_pylist():
+        for batch in file.iter_batches(_rows_at_once(file, piece), range(piece.begin, piece.end), columns):
+            for row in _in_python(batch, columns, piece):
                 number += 1
                 try:
                     text = _taken(row, rules, tally)
@@ -350,6 +354,27 @@ def _rows(piece: Piece, rules: Rules, tally: Tally) -> Iterator[bytes]:
                     yield text
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise _unreadable(piece.path, error) from error
+
+
+def _in_python(batch: Any, columns: Sequence[str], piece: Piece) -> list[dict[str, Any]]:
+    """The rows of a batch. InputError names the column of a value that Python has none for: a date behind the year 9999, nanoseconds."""
+    try:
+        return batch.to_pylist()  # type: ignore[no-any-return]
+    except UnicodeDecodeError:
+        raise
+    except (OverflowError, ValueError) as error:
+        name = next((name for name in columns if not _has_values(batch.column(name))), columns[0])
+        raise InputError("a column of a Parquet file holds a value that Python has none for", came=f"{piece.path}, {name!r}: {error}",
+                         expected="dates of the years 1 to 9999, in microseconds at the finest",
+                         do="write the column as text, or leave its --label out") from error
+
+
+def _has_values(column: Any) -> bool:
+    try:
+        column.to_pylist()
+    except (OverflowError, ValueError):
+        return False
+    return True
 
 
 def _rows_at_once(file: Any, piece: Piece) -> int:

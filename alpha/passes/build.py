@@ -1,6 +1,6 @@
 """Build: from plain model and update functions to a Program. Floor 3.
 
-One training step, for S logical shards of M microbatches each (DESIGN: fixed tree over shards, left fold inside a shard):
+One training step, for S logical shards of M microbatches each (a fixed tree over shards, a left fold inside a shard):
 
     shard s, micro 0      micro_first@slot   overwrites the gradients in `grad<slot>`
     shard s, micro 1..    micro@slot         adds to them, in order

@@ -61,6 +61,8 @@ class Served:
         except (OSError, ValueError):  # ValueError: it was ended here
             raise self._dead(do) from None
         answer = json.loads(self._line(do, patience, meanwhile))
+        if not isinstance(answer, dict) or not answer.keys() & {"ok", "error"}:
+            raise ServedError(f"{self.name} gave no answer to {do!r}", came=f"something else on its output: {str(answer)[:80]}")
         if "error" in answer:
             raise ServedError(f"{self.name} failed at {do!r}", came=answer["error"])
         return answer["ok"]

@@ -125,10 +125,8 @@ class Store:
         self._say(f"DELETE FROM data_waits WHERE step >= ? AND (rank = {int(self.rank)}{gone})", (step,))
 
     def of_sources(self, step: int, rows: Mapping[str, Mapping[str, Any]]) -> None:
-        """What a validation after `step` steps found, source -> columns of `source_evaluations`. Rows of later steps are forgotten: they
-        are of a run that went back."""
+        """What a validation after `step` steps found, source -> columns of `source_evaluations`."""
         self._say(SOURCES, ())
-        self._say("DELETE FROM source_evaluations WHERE step > ?", (step,))
         for source, row in rows.items():
             self.add("source_evaluations", {"step": step, "source": source, **row})
 
@@ -151,7 +149,8 @@ class Store:
             gone = f" OR rank >= {int(ranks)}" if self.rank == 0 else ""
             mine = "" if table == "step_metrics" else f" AND (rank = {int(self.rank)}{gone})"
             self._say(f"DELETE FROM {table} WHERE step >= ?{mine}", (step,))
-        for table in ("evaluations", "samples"):
+        self._say(SOURCES, ())
+        for table in ("evaluations", "samples", "source_evaluations"):
             self._say(f"DELETE FROM {table} WHERE step > ?", (step,))
 
     def begin(self, first_step: int, began_ns: int, clock_ns: int, unix_ns: int) -> None:

@@ -19,8 +19,9 @@ import gzip
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,20 +117,34 @@ def write(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Callable[[str], object]]:
-    """A function that writes text to `path`, which appears when the block ends without an error."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """A function that writes text to `path`, which appears when the block ends without an error. A link is followed. InputError where
+    something stands there that is no file: it would be lost for a file in its place."""
+    real = Path(os.path.realpath(path))
+    part = real.with_name(f".{real.name}.{os.getpid()}.part")
     try:
+        if not _is_free(path):
+            raise InputError("the trace goes into a regular file", came=f"{path}, which is something else",
+                             expected="a new file, or one to replace", do="name another file: --out FILE")
         with part.open("wb") as raw:
             if path.suffix == ".gz":
                 with gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0, compresslevel=5) as packed:
                     yield lambda text: packed.write(text.encode())
             else:
                 yield lambda text: raw.write(text.encode())
-        os.replace(part, path)
+        os.replace(part, real)
     except OSError as error:
         raise MachineError("the trace cannot be written", came=f"{path}: {error}", expected="room and permission there") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # its folder may not be one
+            part.unlink(missing_ok=True)
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nothing stands there, or a regular file."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return True
 
 
 class _Chosen:
@@ -144,8 +159,8 @@ class _Chosen:
         self.steps = _picked("step", steps, [s for s, _ in have])
         self.ranks = _picked("rank", ranks, [r for _, r in have])
         self.cells = [(s, r) for s, r in have if s in set(self.steps) and r in set(self.ranks)]
-        self.sessions = self._sessions(db)
         self.session_of = {(s, r): n for s, r, n in db.execute("SELECT step, rank, session FROM step_timing")}
+        self.sessions = self._sessions(db)
         self.slowdown = _slowdowns(db)
         for cell in self.cells:
             if (self.session_of.get(cell), cell[1]) not in self.sessions:
@@ -154,19 +169,25 @@ class _Chosen:
         self._in_order(db)
 
     def _sessions(self, db: sqlite3.Connection) -> dict[tuple[int, int], _Session]:
+        """All of them; those of the chosen steps are in order. Others are not drawn: where the clock of the day was set back between two
+        sessions, the steps of either one alone make a trace."""
+        drawn = {(self.session_of.get(cell), cell[1]) for cell in self.cells}
         found: dict[tuple[int, int], _Session] = {}
         unix: dict[int, int] = {}
         ends: dict[int, tuple[int, int]] = {}
         for n, rank, stamp, clock, began, seen in db.execute(
                 "SELECT session, rank, unix_ns, clock_ns, began_ns, seen_ns FROM sessions ORDER BY session, rank"):
+            here = found[n, rank] = _Session(clock, unix.setdefault(n, stamp), began, seen)
+            if (n, rank) not in drawn:
+                continue
             if not began <= clock <= seen:
                 raise _backwards(f"session {n}, rank {rank}: began at {began}, that moment at {clock}, last seen at {seen} ns",
                                  "three times in order")
-            here = found[n, rank] = _Session(clock, unix.setdefault(n, stamp), began, seen)
             before = ends.get(rank)
             if before is not None and here.at(began) < before[1]:
+                first = min(s for s, r in self.cells if r == rank and self.session_of.get((s, r)) == n)
                 raise _backwards(f"rank {rank}: session {n} began {before[1] - here.at(began)} ns before session {before[0]} was last seen",
-                                 "sessions one after the other")
+                                 "sessions one after the other", f"take steps before {first}, or those from it on: --step")
             ends[rank] = (n, here.at(seen))
         return found
 
@@ -183,9 +204,8 @@ class _Chosen:
             last[rank, session] = (step, began + wall)
 
 
-def _backwards(came: str, expected: str) -> CorruptError:
-    return CorruptError("a clock stepped backwards, so the timeline cannot be drawn", came=came, expected=expected,
-                        do="leave that step, rank or session out")
+def _backwards(came: str, expected: str, do: str = "leave that step, rank or session out") -> CorruptError:
+    return CorruptError("a clock stepped backwards, so the timeline cannot be drawn", came=came, expected=expected, do=do)
 
 
 def _picked(what: str, asked: Collection[int] | None, have: Sequence[int]) -> list[int]:

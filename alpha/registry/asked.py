@@ -136,6 +136,11 @@ def _number(text: str) -> float:
         return -1.0
 
 
+def _quoted(text: str) -> str:
+    """A TOML string. JSON writes what lies beyond U+FFFF as two halves, which TOML refuses; a half alone is no character at all."""
+    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def renew(root: Path, now: Mapping[str, str], why: str) -> list[str]:
     """Write the list anew and keep the reason beside what fell; returns what fell. Nothing is written where something fell without one."""
     fell = fallen(committed(root), now)
@@ -143,8 +148,8 @@ def renew(root: Path, now: Mapping[str, str], why: str) -> list[str]:
         return fell
     if fell:
         old = reasons_path(root).read_text(encoding="utf-8") if reasons_path(root).is_file() else ""
-        listed = "".join(f"    {json.dumps(item)},\n" for item in fell)
-        entry = f"[[renewed]]\nwhy = {json.dumps(why.strip())}\nitems = [\n{listed}]\n"
+        listed = "".join(f"    {_quoted(item)},\n" for item in fell)
+        entry = f"[[renewed]]\nwhy = {_quoted(why.strip())}\nitems = [\n{listed}]\n"
         write_atomic(reasons_path(root), f"{old}\n{entry}" if old else entry)
     write(root, now)
     return fell

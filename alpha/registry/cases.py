@@ -136,7 +136,10 @@ def number(value: Any) -> float:
     """A finite number as float; NaN for everything else (text, None, booleans, infinities), so that comparisons fail."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
-    return float(value) if math.isfinite(value) else math.nan
+    try:
+        return float(value) if math.isfinite(value) else math.nan
+    except OverflowError:  # an integer beyond every float
+        return math.nan
 
 
 def _floor(value: Any) -> float | None:

@@ -106,7 +106,7 @@ def load_catches(root: Path, machine: str) -> dict[str, Catch]:
 @lru_cache(maxsize=8)
 def _catches_in(text: str, machine: str) -> tuple[Catch, ...]:
     """Those of a file's text; the merge gate reads each file several times."""
-    catches = tuple(_parse(line, f"{machine}/{NAME}:{i}", machine) for i, line in enumerate(text.splitlines(), 1))
+    catches = tuple(_parse(line, f"{machine}/{NAME}:{i}", machine) for i, line in enumerate(text.split("\n")[:-1], 1))
     ids = [c.fault for c in catches]
     if ids != sorted(set(ids)):
         raise _corrupt("catches are not one per fault in sorted order", f"{machine}/{NAME}")

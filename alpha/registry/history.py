@@ -73,7 +73,7 @@ class History:
         where = folder.relative_to(self.root).as_posix()
         found = {hash_of(line) for line in self._added("diff", self.base, where)}
         for name in self._git("ls-files", "--others", "--exclude-standard", "--", where).splitlines():
-            found |= {hash_of(line) for line in (self.root / name).read_bytes().splitlines()}
+            found |= {hash_of(line) for line in (self.root / name).read_bytes().split(b"\n") if line}
         return found
 
     def lines_by_nonce(self, folder: Path) -> dict[str, set[str]]:

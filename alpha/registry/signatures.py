@@ -73,7 +73,7 @@ def load(root: Path, machine: str) -> dict[str, tuple[str, bytes]]:
 
 def _lines(root: Path, machine: str) -> Iterator[tuple[Path, int, str]]:
     for path in sorted((root / machine).glob("*.jsonl")):
-        for number, line in enumerate(read_regular(path).decode("ascii", "replace").splitlines(), 1):
+        for number, line in enumerate(read_regular(path).decode("ascii", "replace").split("\n")[:-1], 1):
             yield path, number, line
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +33,8 @@ def scaling(runs: Sequence[Run]) -> View:
         why = speed.reason if speed.value is None else None if workers else f"the run does not say how many {axis} it used"
         rows.append({"run": run.shown, "label": run.label, "workers": None if workers is None else int(workers),
                      "tokens_per_second": speed.value, "low": None, "high": None, "comm_exposed": exposed.value, "why": why})  # fmt: skip
+    for run, row in zip(runs, rows):
+        row["why"] = row["why"] or _other_work(run, runs)
     known = [r for r in rows if r["why"] is None]
     known.sort(key=lambda r: (r["workers"], r["run"]))
     sizes = {r["workers"] for r in known}
@@ -51,6 +54,20 @@ def scaling(runs: Sequence[Run]) -> View:
         row["low"], row["high"] = (ideal / (1 + x) if row is not first and -1 < x < math.inf else None for x in (longer.high, longer.low))
     rows.sort(key=lambda r: (r["workers"] is None, r["workers"] or 0, r["run"]))
     return view(runs, why, axis=axis, rows=rows)
+
+
+def _other_work(run: Run, runs: Sequence[Run]) -> str | None:
+    """Why a run is no point of the others' curve: more devices do the same work on devices of one model, or nothing follows."""
+    first = next((r for r in runs if not r.why_untimed), run)
+    flops, others = run.number("flops_per_token"), first.number("flops_per_token")
+    if flops and others and flops != others:
+        return f"another model than {first.shown}: {flops:,.0f} FLOPs a token, not {others:,.0f}"
+    kinds = [_ONE_DEVICE.sub("", str(r.metadata.get("machine", ""))) for r in (run, first)]
+    return None if kinds[0] == kinds[1] else f"on another machine than {first.shown}: {kinds[0]}, not {kinds[1]}"
+
+
+_ONE_DEVICE = re.compile(r"(?<=[A-Z0-9])x[0-9]+(-[a-z]+)?$")
+"""What the class of several GPUs has behind that of one."""
 
 
 def _per_token(run: Run) -> np.ndarray:

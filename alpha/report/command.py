@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alpha.errors import InputError, exit_code
+from alpha.errors import InputError, exit_code, visible
 from alpha.files import path_argument
 
 
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     reading.distinct(found)
     document = build(found, registry=Registry(catalogue()), compare=args.compare, anyway=args.anyway, mixed=args.mixed_flops,
                      targets=targets, top=args.top, points=args.points)  # fmt: skip
-    page = write(document, Path(args.out) if args.out else Path("reports") / default_name([r.name for r in found]))
-    print(f"{page}\n{page.with_name(MARKDOWN)}")
+    page = write(document, Path(args.out) if args.out else Path("reports") / default_name([visible(r.name) for r in found]))
+    print(visible(f"{page}\n{page.with_name(MARKDOWN)}"))
     return 0
 
 

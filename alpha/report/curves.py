@@ -1,4 +1,4 @@
-"""Curves of collectives among ranks: time of a call and bandwidth by size. Also of messages between two hosts. Floor 8.
+"""Curves of collectives among ranks: time of a call and bandwidth by size. Also of messages between two hosts. Floor 7.
 
     alpha bench comm --json FILE.json && python -m alpha.report.curves FILE.json FILE.svg
     alpha bench comm --hosts 2 --json FILE.json && python -m alpha.report.curves FILE.json FILE.svg

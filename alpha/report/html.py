@@ -41,6 +41,9 @@ td.v{font-weight:700;white-space:nowrap} .PASS,.SAME,.FASTER{color:var(--good)} 
 @media print{nav{display:none} figure{break-inside:avoid}}
 """
 
+GENERATOR = '<meta name="generator" content="alpha-report">'
+"""By this a later report knows the page as one that it may replace."""
+
 VERDICTS = ("PASS", "FAIL", "SAME", "SLOWER", "FASTER", "UNDECIDED", "STALE", "NOT_RUN", "AMBIGUOUS")
 
 
@@ -58,7 +61,7 @@ def render(document: Document) -> str:
         body += [_block(block) for block in section.blocks]
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-            f"<title>{escape(document.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n" + "\n".join(body)
+            f"{GENERATOR}\n<title>{escape(document.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n" + "\n".join(body)
             + "\n</main>\n</body>\n</html>\n")  # fmt: skip
 
 

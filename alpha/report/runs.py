@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alpha.errors import CorruptError, InputError
+from alpha.errors import CorruptError, InputError, visible
 from alpha.report.check import check, check_sums, clock_error
 from alpha.report.extra import pandas as pd
 from alpha.report.tables import KEYS, VERSION_1, Reader, frame
@@ -67,8 +67,8 @@ class Run:
 
     @property
     def shown(self) -> str:
-        """What pages call it."""
-        return self.alias or self.name
+        """What pages call it: fit to be shown, whatever the folder is called."""
+        return visible(self.alias or self.name)
 
     @property
     def why_untimed(self) -> str:

@@ -17,7 +17,7 @@ from alpha.component import Catalogue
 from alpha.data.corpus import stdlib_corpus
 from alpha.errors import AlphaError, shown
 from alpha.registry.evidence import classes, shipped_root
-from alpha.registry.gpu import gpu_classes
+from alpha.registry.gpu import gpu_classes, why_not_here
 from alpha.registry.machine import environment, machine_class
 from alpha.registry.status import Registry
 from alpha.train import forbidden
@@ -87,10 +87,10 @@ def _evidence(catalogue: Catalogue) -> list[Finding]:
     try:
         shipped = key in classes(shipped_root())
         registry = Registry(catalogue)
-        usable = [c.id for c in catalogue if registry.status(c.id).usable]
+        here = [c.id for c in catalogue if not why_not_here(c)]
+        usable = [i for i in here if registry.status(i).usable]
     except AlphaError as error:
         return [*out, Finding(MISSING, "evidence", f"{error.what}: {shown(str(error.came))}", error.do or "")]
-    total = len(catalogue)
     out.append(
         Finding(OK, "evidence", "ships with this checkout for this machine class")
         if shipped
@@ -98,8 +98,10 @@ def _evidence(catalogue: Catalogue) -> list[Finding]:
             NOTE, "evidence", "none ships for this machine class", "`alpha train` runs the missing gates first and keeps them here"
         )
     )
-    state = OK if len(usable) == total else NOTE
-    out.append(Finding(state, "components", f"{len(usable)} of {total} usable here", "" if state == OK else "`alpha gate run --stale`"))
+    others = len(catalogue) - len(here)
+    found = f"{len(usable)} of {len(here)} that can run here are usable" + (f"; {others} need another machine" if others else "")
+    state = OK if len(usable) == len(here) else NOTE
+    out.append(Finding(state, "components", found, "" if state == OK else "`alpha gate run --stale`"))
     return out
 
 

@@ -84,8 +84,9 @@ def _ours(raw: bytes) -> Tokenizer | None:
     try:
         model = json_of(raw)["model"]
         ids, merges = model["vocab"], model["merges"]
-        found: Tokenizer = BPETokenizer([(ids[left], ids[right]) for left, right in merges]) if merges else ByteTokenizer()
-        return found if files(found)[0][NAME] == raw else None
+        bpe = BPETokenizer([(ids[left], ids[right]) for left, right in merges])
+        candidates: tuple[Tokenizer, ...] = (bpe,) if merges else (ByteTokenizer(), bpe)
+        return next((found for found in candidates if files(found)[0][NAME] == raw), None)
     except (ValueError, KeyError, TypeError, AttributeError, InputError):
         return None
 

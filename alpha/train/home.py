@@ -14,6 +14,7 @@ from pathlib import Path
 
 from alpha.checkpoint import folders
 from alpha.config import Config
+from alpha.data.walk import path_and_pattern
 from alpha.errors import InputError
 from alpha.train import rundir
 from alpha.train.assemble import sources_read, tokenizer_file_of
@@ -51,7 +52,7 @@ def _lacking(cfg: Config, folder: Path, run: Path) -> list[str]:
     """What a session of this run reads and does not find from `folder`, or the folder itself."""
     if not os.access(folder, os.R_OK | os.X_OK):
         return ["such folder"]
-    paths = [_outside_globs(name) for name in sources_read(cfg) if name != "stdlib"]
+    paths = [_outside_globs(name, folder) for name in sources_read(cfg) if name != "stdlib"]
     paths += [file] if (file := tokenizer_file_of(cfg)) else []
     if cfg.train.start_from and not folders.steps(run / "checkpoints"):  # a run that has a checkpoint begins from nothing else
         start = cfg.train.start_from
@@ -59,8 +60,6 @@ def _lacking(cfg: Config, folder: Path, run: Path) -> list[str]:
     return [str(path) for path in paths if not (folder / path).exists()]
 
 
-def _outside_globs(source: str) -> Path:
-    """The part of a corpus's path that is no pattern."""
-    parts = Path(source).parts
-    marked = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), len(parts))
-    return Path(*parts[:marked])
+def _outside_globs(source: str, folder: Path) -> Path:
+    """The part of a corpus's path that is no pattern: all of it where the path exists, in `folder` or here."""
+    return max((path_and_pattern(source, start)[0] for start in (folder, Path())), key=lambda path: len(path.parts))

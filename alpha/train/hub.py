@@ -83,10 +83,15 @@ def beginning(cfg: Config, tokenizer: Tokenizer) -> Fill | None:
     return fill
 
 
+MOST_DIGITS = 18
+"""Of a step: Python refuses to read thousands of them."""
+
+
 def at_step(source: str) -> tuple[Path, int | None]:
-    """`RUN@STEP` as (run directory, step); the step is None where none is named."""
+    """`RUN@STEP` as (run directory, step); the step is None where none is named, and where a folder has all of that name."""
     run, sign, step = source.rpartition("@")
-    return (Path(run), int(step)) if sign and step.isdecimal() else (Path(source), None)
+    named = sign and step.isdecimal() and len(step) <= MOST_DIGITS and not Path(source).is_dir()
+    return (Path(run), int(step)) if named else (Path(source), None)
 
 
 def open_source(source: str) -> Hub:

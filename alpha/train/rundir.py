@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -201,18 +202,19 @@ def is_sound(manifest: Mapping[str, Any]) -> bool:
 
 
 def find(cfg: Config) -> Path:
-    """The newest run of this name: the one with the highest number. InputError if there is none."""
+    """The newest run of this name: the one with the highest number. A run that calls itself something else is none of them: `demo-7` may
+    be the seventh of `demo`, or the first of `demo-7`. InputError if there is none."""
     out = Path(cfg.run.out)
-    numbers = {1: out / cfg.run.name}
+    numbered = [(1, out / cfg.run.name)]
     if out.is_dir():
         for path in out.iterdir():
             tail = path.name.removeprefix(f"{cfg.run.name}-")
             if path.name != tail and tail.isdecimal():
-                numbers[int(tail)] = path
-    found = [path for _, path in sorted(numbers.items()) if (path / "config.toml").is_file()]
-    if not found:
-        raise InputError("there is no run to resume", came=out / cfg.run.name, expected="a run directory", do="start it without --resume")
-    return found[-1]
+                numbered.append((int(tail), path))
+    for _, path in sorted(numbered, reverse=True):
+        if is_run(path) and read_config(path).run.name == cfg.run.name:
+            return path
+    raise InputError("there is no run to resume", came=out / cfg.run.name, expected="a run directory", do="start it without --resume")
 
 
 def is_run(path: Path) -> bool:
@@ -259,6 +261,9 @@ def _wrong_in(content: Mapping[str, Any]) -> str:
         return f"sessions = {sessions!r}"
     if not isinstance(content.get("flops", {}), dict):
         return f"flops = {content['flops']!r}"
+    lines = content.get("targets", {})
+    if not isinstance(lines, dict) or not all(type(x) in (int, float) and abs(x) <= sys.float_info.max for x in lines.values()):
+        return f"targets = {lines!r}"
     for name in ("status", "folder"):
         if not isinstance(content.get(name, ""), str):
             return f"{name} = {content[name]!r}"

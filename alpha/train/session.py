@@ -110,7 +110,7 @@ def train(
     `prepared`: by the process that forked this one, of the same Config; default: made here.
     """
     forbidden.watch()
-    ranks, links, clock = Ranks(world), "none", "its own"
+    ranks = Ranks(world)
     if world and cfg.machine.backend == "cuda":
         take_device(world)
     with ExitStack() as stack:
@@ -122,29 +122,16 @@ def train(
             with ranks.patient(STARTING_S):
                 require_same_start(world, cfg, str(resume or "a new run"))
         own = prepared or prepare(cfg, catalogue, printer, ranks, ranks.size)
-        data, threads, program, flops, began, began_ns = own.data, own.threads, own.program, own.flops, own.began, own.began_ns
-        startup = own.startup
+        data, program, startup = own.data, own.program, own.startup
         startup.phase("ranks meet" if world else "Program")
         if resume is not None:
             require_same_text(cfg, data, resume)
-        if world:
-            require_same_program(world, program, data)
-            world.add_groups(program.groups)
-            world.rule = measure(world).rule()
-            links = world.rule.text(world.size)
+        links = _joined(world, program, data) if world else "none"
         startup.phase("admission")
         begin = partial(beginning, cfg, data.tokenizer)
         fill = begin() if resume is None else None  # before anything is made; a run that goes on needs what it began from no more
-        evidence: Mapping[str, Any] = {}
         checking = world is not None and cfg.machine.debug in ("check", "all")
-        if ranks.rank == ranks.here.start:  # of each host
-            memory_check.require(program, ranks.here, checked=checking)
-            memory_check.require_room_for_saves(program, ranks.here)
-        if ranks.first:
-            with ranks.patient(STARTING_S):
-                apart = ["transport.tcp"] if len(ranks.here) < ranks.size else []
-                evidence = admit([*components_of(cfg, program), *apart], calls_of(program)) if admit is not None else {}
-        ranks.meet()  # the others stand by until the first rank has been let in
+        evidence = _admitted(cfg, program, ranks, admit, checking)
         kernels = checked(catalogue) if checking else catalogue
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
         startup.phase("kernels and memory")
@@ -184,13 +171,7 @@ def train(
         why = "ungated components were allowed" if admit is None else broken(manifest, saved)
         loop.seal = _seal(manifest, UNGATED if why else GATED, evidence)
         printer.stamp = UNGATED if why else ""
-        moment, unix = time.perf_counter_ns(), time.time_ns()
-        if world:
-            clocks = align(world.group(WORLD))
-            moment, unix, clock = clocks.moment, clocks.unix, clocks.text()
-        number = ranks.hear(str(metrics.next_session()) if ranks.first else "")
-        metrics.begin(loop.step, began_ns, moment, unix)
-        metrics.renumber(int(number))
+        clock = _begun(metrics, loop.step, ranks, world, own.began_ns)
         log = stack.enter_context(RankLog(run.logs, metrics.rank))
         stack.push(partial(_ended, metrics, loop, log))
         stack.enter_context(log.warnings(lambda: loop.step))
@@ -218,20 +199,55 @@ def train(
         with ranks.patient():
             peak, note_speed = peak_of_run(executor, metrics), readings(executor, metrics)
             note_speed()
-            elsewhere = moved(metrics, executor, threads)
+            elsewhere = moved(metrics, executor, own.threads)
             startup.phase("facts")
-            describe(held, metrics, cfg, data, program, flops, evidence, loop.seal, admit is not None, began, loop.step, threads, peak,
-                     executor, catalogue, on)  # fmt: skip
+            describe(held, metrics, cfg, data, program, own.flops, evidence, loop.seal, admit is not None, own.began, loop.step,
+                     own.threads, peak, executor, catalogue, on)  # fmt: skip
             metrics.describe({"verify": loop.spots.status, **facts_of(executor)})
             tell_sources(metrics, cfg, sampler)
-            tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
-            _introduce(printer, why, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
+            tell_plan(metrics, program, own.flops, cfg.train.batch * cfg.data.sequence)
+            _introduce(printer, why, held.path, cfg, data, program, own.flops, loop.step, stamp(peak.flops, peak.source))
             if foretold := loop.stalls.before():
                 printer.say(f"saves     {foretold}")
             if elsewhere:
                 printer.say(elsewhere, "yellow")
                 log.say("warning", loop.step, level="warning", text=elsewhere)
         return _lead(loop, held, own, peak, note_speed, printer, log, asked, interrupt)
+
+
+def _joined(world: World, program: Program, data: Dataset) -> str:
+    """All ranks have one Program and its groups, and measured what lies between them; the rule that follows, as text."""
+    require_same_program(world, program, data)
+    world.add_groups(program.groups)
+    world.rule = measure(world).rule()
+    return world.rule.text(world.size)
+
+
+def _admitted(cfg: Config, program: Program, ranks: Ranks, admit: Admit | None, checking: bool) -> Mapping[str, Any]:
+    """Evidence by component, on the first rank. Each host has the memory, and the first rank was let in, before any rank goes on.
+    `checking`: what collectives were asked for is compared at each call, which takes memory too."""
+    if ranks.rank == ranks.here.start:  # of each host
+        memory_check.require(program, ranks.here, checked=checking)
+        memory_check.require_room_for_saves(program, ranks.here)
+    evidence: Mapping[str, Any] = {}
+    if ranks.first:
+        with ranks.patient(STARTING_S):
+            apart = ["transport.tcp"] if len(ranks.here) < ranks.size else []
+            evidence = admit([*components_of(cfg, program), *apart], calls_of(program)) if admit is not None else {}
+    ranks.meet()
+    return evidence
+
+
+def _begun(metrics: Store, step: int, ranks: Ranks, world: World | None, began_ns: int) -> str:
+    """This rank's session begins, under one number for all ranks and by clocks that were compared; what the clock is, as text."""
+    moment, unix, clock = time.perf_counter_ns(), time.time_ns(), "its own"
+    if world:
+        clocks = align(world.group(WORLD))
+        moment, unix, clock = clocks.moment, clocks.unix, clocks.text()
+    number = ranks.hear(str(metrics.next_session()) if ranks.first else "")
+    metrics.begin(step, began_ns, moment, unix)
+    metrics.renumber(int(number))
+    return clock
 
 
 def _lead(loop: Loop, held: RunDir, own: Prepared, peak: Peak, note_speed: Callable[[], None], printer: Printer, log: RankLog,

@@ -23,7 +23,8 @@ def supervise(start: Start, ranks: int, *, restarts: int, fewest: int, resume: P
     """Start a job of `ranks`, and again after each loss of a rank, at most `restarts` times.
 
     A job that twice got no further than one checkpoint goes on with half as many ranks, as long as those are `fewest` or more. What
-    is no loss of a rank is not tried again. `resume`, `at`: what the first start goes on from; `report`: told why and how it goes on.
+    is no loss of a rank is not tried again, nor is a job of which every checkpoint is damaged. `resume`, `at`: what the first start goes
+    on from; `report`: told why and how it goes on.
     """
     before: int | None = -1
     for number in range(restarts + 1):
@@ -32,6 +33,9 @@ def supervise(start: Start, ranks: int, *, restarts: int, fewest: int, resume: P
             break
         resume = Path(ended.told["path"]) if "path" in ended.told else resume
         reached = last_good(resume) if resume is not None else None
+        if reached is None and resume is not None and folders.steps(resume / "checkpoints"):
+            report(f"not started again: every checkpoint in {resume / 'checkpoints'} is damaged")
+            break
         if reached == before and ranks // 2 >= fewest:
             ranks //= 2
         before, at = reached, reached

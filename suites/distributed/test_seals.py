@@ -357,9 +357,10 @@ def test_what_killed_processes_left_is_swept(root: Path, tmp_path: Path) -> None
     """Half a run directory, half a token stream, temporary files of a run and of the cache; nothing of the user's."""
     cache, out = tmp_path / "cache", tmp_path / "out"
     assert cli.main(["lab", str(root / "lab.toml"), "--set", f"run.out={out}", "--set", f"data.cache={cache}"]) == 0
-    garbage = [out / ".making-lab-1" / "tokenizer.json", cache / ".making-abc" / "00000.tokens", cache / ".bpe-262-x.json.7.tmp",
-               out / "lab" / ".manifest.json.7.tmp", out / "lab" / "checkpoints" / ".tmp-step-00000009-7" / "m.npy"]
-    mine = [out / "notes" / "x.txt", out / "lab" / ".notes", cache / "x.tmp"]
+    garbage = [out / ".alpha-making-lab-1" / "tokenizer.json", cache / ".alpha-making-abc" / "00000.tokens",
+               cache / ".bpe-262-x.json.7.alpha-tmp",
+               out / "lab" / ".manifest.json.7.alpha-tmp", out / "lab" / "checkpoints" / ".tmp-step-00000009-7" / "m.npy"]
+    mine = [out / "notes" / "x.txt", out / ".making-of-film" / "x", out / "lab" / ".notes.tmp", cache / "x.tmp"]
     for path in (*garbage, *mine):
         path.parent.mkdir(exist_ok=True)
         path.write_text("half")

@@ -6,11 +6,12 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from emulated_gpu import Event, Stream, emulated_gpu
 
@@ -63,13 +64,29 @@ class MadeClocks:
         return Reading(1980.0, 0x40 if self.slow(self.taken) else 0x04)  # type: ignore[operator]
 
 
+class MadeTime:
+    """The time of a made GPU: launches and fills take what is said here, whatever else this machine does meanwhile."""
+
+    LAUNCH, FILL, SPREAD = 10e-6, 3e-12, 0.01
+    """Seconds of a launch, seconds of a byte that is filled, and the standard deviation of a launch's logarithm."""
+
+    def __init__(self) -> None:
+        self.now, self._rng = 0.0, np.random.default_rng(7)
+
+    def launched(self) -> None:
+        self.now += self.LAUNCH * float(np.exp(self.SPREAD * self._rng.standard_normal()))
+
+    def filled(self, nbytes: int) -> None:
+        self.now += self.FILL * nbytes
+
+
 @contextmanager
-def gpu_of_small_calls() -> Iterator[pytest.MonkeyPatch]:
-    """An emulated GPU with events that know the time, small calls, and probes that need no compiler."""
+def gpu_of_small_calls(clock: Callable[[], float] = time.perf_counter) -> Iterator[pytest.MonkeyPatch]:
+    """An emulated GPU with events that know the time by `clock`, small calls, and probes that need no compiler."""
     with pytest.MonkeyPatch.context() as patch:
         def record(self: Event, stream: Stream) -> None:
             plain(self, stream)
-            stream.push(lambda: setattr(self, "at", time.perf_counter()))
+            stream.push(lambda: setattr(self, "at", clock()))
 
         plain = Event.record
         patch.setattr(Event, "record", record)

@@ -34,7 +34,6 @@ def gpu() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(floor.Clocks, "open", staticmethod(lambda index=0: clocks))
         for name, value in (("SECONDS", 0.02), ("WARM", 0.002), ("BLOCK_SECONDS", 0.02), ("WARM_SECONDS", 0.1), ("BLOCKS", 2)):
             patch.setattr(floor, name, value)
-        patch.setattr(floor.hot, "__defaults__", (0.02,))
         yield patch
 
 
@@ -69,6 +68,7 @@ def test_what_was_not_counted_has_no_floor() -> None:
     """Watts that nobody saw move are no zero: the floor is unknown too."""
     found = result(rows=[replace(result().rows[0], ours=Hot(3e6, math.nan, 1400.0, 9))])
     assert found.known is not None and math.isnan(found.known.joules) and math.isnan(found.known.least_ns)
+    assert not floor.measured(found) and floor.measured(result())
 
 
 def test_losses_come_in_the_order_of_their_joules() -> None:
@@ -88,14 +88,15 @@ def test_the_meter_is_the_slope_between_moves(every: float) -> None:
     assert math.isnan(still.watts)
 
 
-def test_a_call_is_timed_over_all_its_calls() -> None:
+def test_a_call_is_timed_over_all_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floor, "SECONDS", 0.05)
     asked = list[int]()
 
     def run(n: int) -> None:
         asked.append(n)
         time.sleep(1e-3 * n)
 
-    found = floor.hot(run, MadeClocks(), 0.05)  # type: ignore[arg-type]
+    found = floor.hot(run, MadeClocks())  # type: ignore[arg-type]
     assert found.calls == asked[-1] and 1e6 <= found.ns < 3e6 and found.watts == pytest.approx(690, rel=0.1) and found.mhz == 1980
     assert found.joules == pytest.approx(found.ns * 1e-9 * found.watts)
 
@@ -147,7 +148,7 @@ def test_a_step_on_an_emulated_gpu(tmp_path: Path, gpu: pytest.MonkeyPatch) -> N
     assert any(row.peers for row in found.rows) and len(found.blocks) == 2 and found.known is not None and found.bare is not None
     assert 0 < found.known.least_ns <= found.known.ns and found.product.ns > 0 and found.copy.ns > 0
     head = next(row for row in found.rows if row.op == "linear_cross_entropy_grad")
-    assert head.ours is None or head.peers["the fastest of each product"].ns == pytest.approx(3e4, rel=0.5)
+    assert head.ours is None or head.peers["the best of each product"].ns == pytest.approx(3e4, rel=0.5)
     assert told[:3] == ["ours: opening", "ours: whole steps", "ours: launch by launch"] and any("PyTorch: matmul" in x for x in told)
     shown = io.StringIO()
     floor.show(found, Console(file=shown, width=200))
@@ -172,6 +173,8 @@ def test_a_record_holds_what_its_blocks_give(tmp_path: Path) -> None:
     text = docs.floors([held, step])
     assert held["floor"]["known"] is not None and "| t |" in text
     assert f"{1.2e7 / held['floor']['known']['least_ns']:.3f}" in text and f"{1.2e7 / held['floor']['bare']['least_ns']:.3f}" in text
+    step["step"]["rows"][0]["ns"] = 2.4e7  # another run, at another clock: its ratio is what counts
+    assert docs.floors([held, step]) == text
     assert "Not recorded" in docs.floors([step]) and "-" in docs.floors([held])
 
 
@@ -179,3 +182,18 @@ def test_a_cpu_counts_no_joules(tmp_path: Path, capsys: pytest.CaptureFixture[st
     tiny(tmp_path)
     assert main(["bench", "floor", str(tmp_path / "gpt.toml")]) == 2 and "joules" in capsys.readouterr().err
     assert main(["bench", "floor"]) == 2
+
+
+def test_a_floor_that_is_unknown_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    """Joules that nobody counted: the table says so, the exit code too, and no record is written."""
+    tiny(tmp_path, "cuda")
+    kept = list[str]()
+    monkeypatch.setattr(command, "_runs_here", lambda cfg: None)
+    monkeypatch.setattr(command, "_recorded", lambda args: "0" * 40)
+    monkeypatch.setattr(command, "_keep", lambda machine, subject, *more: kept.append(subject))
+    for watts, code, records in ((math.nan, 1, []), (700.0, 0, ["floor-t"])):
+        found = result(rows=[replace(result().rows[0], ours=Hot(3e6, watts, 1400.0, 9))])
+        monkeypatch.setattr(floor, "bench", lambda *args, found=found, **more: found)
+        assert main(["bench", "floor", str(tmp_path / "gpt.toml"), "--record"]) == code and kept == records
+        assert ("NOT MEASURED" in capsys.readouterr().out) == bool(code)

@@ -9,20 +9,21 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import warm
-from emulated_gpu import emulated
-from made_bench import MADE, SMALL, MadeClocks, calm, gpu_of_small_calls, pytorch
+from emulated_gpu import Stream, emulated
+from made_bench import MADE, SMALL, MadeClocks, MadeTime, calm, gpu_of_small_calls, pytorch
 
 from alpha.bench import agreement, command, kernel, ours, peers_torch
 from alpha.bench.peer import ROOT, Peer
 from alpha.cli import main
 from alpha.cuda_runtime import nvml
-from alpha.cuda_runtime.memory import download
+from alpha.cuda_runtime.memory import Span, download
 from alpha.cuda_runtime.nvml import Reading
 from alpha.errors import InputError, MachineError
 from alpha.gates import perf
@@ -31,6 +32,7 @@ from alpha.gates.cuda import calls as cuda_calls
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.gates.cuda import subjects as cuda_subjects
 from alpha.gates.cuda import time as cuda_time
+from alpha.gates.cuda.subjects import CudaBound
 from alpha.gates.subjects import make_record
 from alpha.gates.timing import ab, against, operating
 from alpha.ops.table import row
@@ -311,20 +313,37 @@ def test_blocks_on_the_device_are_the_contents_that_the_host_would_make(gpu: pyt
         assert (download(span, t.shape, wanted.dtype) == wanted).all()
 
 
-def test_the_operating_characteristic_on_the_gpu(gpu: pytest.MonkeyPatch) -> None:
-    """A planted slowdown is measured before it is called one, and a large one is seen; without one nothing is."""
-    gpu.setattr(operating, "timed", lambda c: SMALL)
-    gpu.setattr(operating.Clocks, "open", staticmethod(lambda index=0: MadeClocks(lambda i: False)))
-    gpu.setattr(operating, "FLUSH_BYTES", 1 << 22)
-    gpu.setattr(operating, "SLOWDOWNS", (0.0, 0.5))
-    gpu.setattr(operating, "SERIES", 200)
-    gpu.setattr(operating, "LIVE", 2)
-    table = operating.characteristic(emulated(catalogue())["rmsnorm.bf16.sm90"], seconds=40.0)
-    rows = {(r["source"], r["slowdown"]): r for r in table["table"]}
-    assert table["pairs"] >= 200 and rows["resampled", 0.0]["trials"] == operating.TRIALS and rows["live", 0.0]["fail"] == 0
-    assert rows["live", 0.5]["planted"] > 0.1 and rows["live", 0.5]["trials"] == rows["live", 0.5]["fail"] > 0
-    with pytest.raises(InputError, match="no such timed call"):
-        operating.OnGpu(emulated(catalogue())["rmsnorm.bf16.sm90"], "nothing")
+def test_the_operating_characteristic_on_the_gpu() -> None:
+    """A planted slowdown is measured before it is called one, and a large one is seen; without one nothing is. Time is made: a neighbour of
+    this machine is no slowdown."""
+    made = MadeTime()
+    with gpu_of_small_calls(lambda: made.now) as gpu:
+        enqueue, memset = CudaBound.enqueue, operating.fill
+
+        def launch(bound: CudaBound) -> None:
+            enqueue(bound)
+            bound.stream.push(made.launched)
+
+        def fill(span: Span, byte: int, stream: Stream) -> None:
+            memset(span, byte, stream)
+            stream.push(partial(made.filled, span.nbytes))
+
+        gpu.setattr(CudaBound, "enqueue", launch)
+        gpu.setattr(operating, "fill", fill)
+        gpu.setattr(operating, "timed", lambda c: SMALL)
+        gpu.setattr(operating.Clocks, "open", staticmethod(lambda index=0: MadeClocks(lambda i: False)))
+        gpu.setattr(operating, "FLUSH_BYTES", 1 << 22)
+        gpu.setattr(operating, "SLOWDOWNS", (0.0, 0.5))
+        gpu.setattr(operating, "SERIES", 200)
+        gpu.setattr(operating, "LIVE", 2)
+        kernel = emulated(catalogue())["rmsnorm.bf16.sm90"]
+        table = operating.characteristic(kernel, seconds=40.0)
+        rows = {(r["source"], r["slowdown"]): r for r in table["table"]}
+        assert table["pairs"] >= 200 and rows["resampled", 0.0]["trials"] == operating.TRIALS
+        assert rows["live", 0.0]["trials"] == rows["live", 0.0]["pass"] == 2
+        assert abs(rows["live", 0.5]["planted"] - 0.5) < 0.05 and rows["live", 0.5]["trials"] == rows["live", 0.5]["fail"] == 2
+        with pytest.raises(InputError, match="no such timed call"):
+            operating.OnGpu(kernel, "nothing")
     with pytest.raises(InputError, match="too few pairs"):
         operating.resampled([0.0] * 10, 0.0, np.random.default_rng(1))
 
@@ -534,6 +553,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         (["bench", "fuse.pass"], 2, "only kernels"),
         (["bench", "silu.f32.cpu", "--against", str(tmp_path)], 2, "no such state"),
         (["bench", "silu.f32.cpu", "--json", str(tmp_path / "no" / "b.json")], 2, "no folder"),
+        (["bench", "silu.f32.cpu", "--json", str(tmp_path)], 2, "is a folder"),
         (["bench", "step", str(tmp_path / "none.toml")], 2, "none.toml"),
     ):
         assert main(arguments) == code and word in capsys.readouterr().err, arguments

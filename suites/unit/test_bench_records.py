@@ -123,15 +123,17 @@ def test_the_headline_is_of_a_class_whose_evidence_ships() -> None:
 def test_many_gpus_stand_beside_one_and_the_peer() -> None:
     rows = [{"name": "ours, 2 GPUs", "library": "ours", "gpus": 2, "ns": 1e8, "tokens_per_second": 1234567.0,
              "efficiency": [None, 0.987, None], "exposed": 0.0123, "ratio": [1, 1, 1]},
-            {"name": "DDP", "library": "torch", "gpus": 2, "ns": 1e8, "efficiency": [None, 0.9, None], "ratio": [None, 1.25, None]}]
+            {"name": "DDP", "library": "torch", "gpus": 2, "ns": 1e8, "efficiency": [None, 0.9, None], "ratio": [None, 1.25, None],
+             "together": True, "discarded": 0, "blocks": [[1e8]] * 5}]
     ranks: dict[str, Any] = {"run": "x", "gpus": 2, "quoted": "DDP", "rows": rows}
     one = {"subject": "ranks-x", "machine": "m", "hardware": "2 GPUs H100, and more", "ranks": ranks}
-    assert docs.many([one]) == ("- x on 2 GPUs H100: 1,234,567 tokens/s, 0.987 of 2 times one GPU, exposed communication 1.23 %; "
-                                "1.25 times the speed of DDP, which reaches 0.900.\n")
+    assert docs.many([one]).splitlines()[2] == "| x | 2 GPUs H100 | 1,234,567 | 0.987 | - | 1.23 % | 1.25 (DDP) | 0.900 |"
     each = {"name": "ours, 1 GPU on each", "library": "ours", "gpus": 2, "ns": 1e8, "efficiency": [None, 0.99, None]}
     bound = {**one, "ranks": {**ranks, "rows": [*rows, each]}}
-    assert "0.987 (a run on each at once: 0.990) of 2 times one GPU" in docs.many([bound])
+    assert "| 0.987 | 0.990 |" in docs.many([bound])
     assert "Not recorded" in docs.many([{**one, "ranks": {**ranks, "rows": [{**rows[0], "ns": None}, each]}}]), "it is no step on many"
+    turns = {**one, "ranks": {**ranks, "rows": [rows[0], {**rows[1], "together": False, "blocks": [[1e8]]}]}}
+    assert "| 1.25 (DDP; in turn, 1 block each) |" in docs.many([turns])
     alone = {**one, "ranks": {**ranks, "quoted": ""}}
     assert "no peer was measured" in docs.many([alone]) and "Not recorded" in docs.many([])
 

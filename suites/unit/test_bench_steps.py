@@ -13,10 +13,12 @@ import pytest
 from emulated_gpu import emulated
 from made_bench import MADE, MadeClocks, calm, first_steps, gpu_of_small_calls, made, pytorch, tiny
 
-from alpha.bench import agreement, step
+from alpha.bench import agreement, command, step
 from alpha.bench.peer import Peer
 from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
+from alpha.cli.arguments import parser
 from alpha.cuda_runtime.nvml import Reading
+from alpha.errors import InputError
 from alpha.flops.v1 import VERSION
 from alpha.optim.init import fill_initial
 from alpha.train import loop
@@ -193,3 +195,12 @@ def test_pytorch_trains_the_same_model(torch: Peer, tmp_path: Path) -> None:
                       {"heads": 1, "kv_heads": 1} if family == "gpt" else {"rope_base": 100.0}):
             with step.Theirs(python, Variant(), replace(job, sizes={**job.sizes, **wrong})) as theirs:
                 assert theirs.difference > job.allowed, wrong
+
+
+@pytest.mark.parametrize("part", ["--variant torch*", "--rounds 2", "--steps 1", "--case fwd"])
+def test_a_part_is_not_recorded(part: str) -> None:
+    """A table says of a record that its variants were all there were, and its blocks as many as elsewhere."""
+    for what in ("step configs/tiny.toml", "products"):
+        args = parser().parse_args(["bench", *what.split(), "--record", *part.split()])
+        with pytest.raises(InputError, match="measured whole"):
+            command._require_whole(args)

@@ -17,7 +17,7 @@ from emulated_peers import EACH, Memory, among
 from planted import planted
 
 import alpha
-from alpha.backends.cuda import memory_check, stages
+from alpha.backends.cuda import memory_check, sum_stages
 from alpha.backends.cuda import ranks as cuda_rank
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import LARGE, TABLE, How
@@ -114,7 +114,7 @@ def found(function: Callable[..., Any], *arguments: Any, haste: int | None = Non
 
 
 ON_HOST = {name: f for name, f in FAULTS.items() if f.file == "train/engine.py"}
-OF_MEMORY = {name: f for name, f in FAULTS.items() if f.file in ("backends/cuda/memory_check.py", "backends/cuda/stages.py")}
+OF_MEMORY = {name: f for name, f in FAULTS.items() if f.file in ("backends/cuda/memory_check.py", "backends/cuda/sum_stages.py")}
 
 
 def test_every_fault_is_seen_somewhere() -> None:
@@ -135,8 +135,8 @@ def test_each_rank_takes_its_own_device(name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["", *OF_MEMORY])
 def test_what_a_rank_takes_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name:
-        file, owns = next((m, owns) for m, owns in ((memory_check, ("needed", "check_memory")), (stages, ("stages_of", "require_stages")))
-                          if str(m.__file__).endswith(OF_MEMORY[name].file))
+        both = (memory_check, ("needed", "check_memory")), (sum_stages, ("stages_of", "require_stages"))
+        file, owns = next((m, owns) for m, owns in both if str(m.__file__).endswith(OF_MEMORY[name].file))
         made: dict[str, Any] = {"__name__": file.__name__}
         exec(broken(OF_MEMORY[name], Path(str(file.__file__)).read_text(encoding="utf-8")), made)
         for own in owns:
@@ -185,7 +185,8 @@ def _staged(peers: Peers, world: World) -> tuple[list[int], list[int], list[int]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Peers, "arena", arena)
         with cuda_rank.CudaRank(cuda_ranks.program(world.size), cuda_ranks.kernels(), world) as executor:
-            return ([c.staged for c in executor.channels.values()], sorted(stages.stages_of(executor.program, world.rank).values()), made)
+            counted = sum_stages.stages_of(executor.program, world.rank)
+            return [c.staged for c in executor.channels.values()], sorted(counted.values()), made
 
 
 def test_a_rank_makes_the_stages_that_are_counted(engines: None) -> None:

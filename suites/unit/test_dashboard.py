@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -531,3 +531,30 @@ def test_the_folder_of_one_run_shows_that_run(tmp_path: Path) -> None:
     assert [e.name for e in folder.entries()] == ["x"] and folder.path("x") == tmp_path / "x"
     with pytest.raises(InputError):
         folder.path("y")
+
+
+def test_odd_entries_leave_the_rest_alone(tmp_path: Path) -> None:
+    """A link to itself is no run; a name that is not UTF-8 is shown with escapes, and found by them."""
+    made_runs.make(tmp_path / "runs" / "x", steps=5)
+    shutil.copytree(tmp_path / "runs" / "x", tmp_path / "runs" / os.fsdecode(b"b\xffd"))
+    os.makedirs(tmp_path / "runs" / os.fsdecode(b"torn\xff"))
+    (tmp_path / "runs" / os.fsdecode(b"torn\xff") / "manifest.json").write_text("{")
+    for name in ("loop", "config.toml", "back"):
+        (tmp_path / "runs" / name).symlink_to("back" if name == "loop" else "loop" if name == "back" else name)
+    with contextmanager(serving)(tmp_path / "runs") as server:
+        found = {r["name"]: r for r in server.get("/api/runs")["runs"]}
+        assert set(found) == {"x", "b\\udcffd", "torn\\udcff"} and "torn\\udcff" in found["torn\\udcff"]["error"]["came"]
+        for name in ("x", "b\\udcffd"):
+            assert server.run(name, "progress")["steps"] == 5
+            assert server.run(name, "view")["provenance"]["run"] == name
+        assert server.get("/api/compare", a="x", b="b\\udcffd")["rows"] is not None
+        assert "torn\\udcff" in server.run("torn\\udcff", "view")["error"]["came"]
+        for name in ("loop", "b\\udcfed", "b?d"):
+            assert server.run(name, "view", status=404)["error"]
+    with contextmanager(serving)(tmp_path / "runs" / os.fsdecode(b"b\xffd")) as server:
+        assert [r["name"] for r in server.get("/api/runs")["runs"]] == ["b\\udcffd"] and server.run("b\\udcffd", "view")["figures"]
+        server.run("x", "view", status=404)
+    with contextmanager(serving)(tmp_path / os.fsdecode(b"none\xff")) as server:
+        assert server.get("/api/runs")["root"].endswith("none\\udcff")
+    with pytest.raises(InputError, match="leads to itself"):
+        Folder(tmp_path / "runs" / "loop")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import warm
 from rich.console import Console
 
+from alpha import cli, errors
 from alpha.backends.cuda.catalogue import fill
 from alpha.cli import auditing, gating
+from alpha.cli.arguments import parser
 from alpha.component import Catalogue
 from alpha.gates import audit, run
 from alpha.gates.adversarial import catches
@@ -135,6 +140,54 @@ def test_catches_and_audits_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "run", lambda *a, **k: [])
     out, text = _out()
     assert auditing.cmd_audit(console=out) == 3 and "NOT_RUN" in text.getvalue()
+
+
+def test_what_nobody_foresaw_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that may not be searched raises from wherever it is looked into: the machine's error, and it names the file."""
+    def denied() -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/x/\x1brun")
+
+    assert errors.exit_code("alpha train", denied) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("alpha train: a file or folder cannot be used") and "run (Permission denied)" in said and "\x1b" not in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="NOT RUN: no /dev/full")
+@pytest.mark.parametrize("words", [("plan", "configs/tiny.toml"), ("gate", "list")])
+def test_output_that_cannot_be_written_is_no_success(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "alpha", *words], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 3 and "Traceback" not in done.stderr and "No space left" in done.stderr, done.stderr
+
+
+def test_a_closed_output_stops_nothing() -> None:
+    done = subprocess.run(f"{sys.executable} -m alpha gate list >&-", shell=True, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 0 and not done.stderr
+
+
+def test_what_reads_evidence_may_hold_the_library_of_signatures() -> None:
+    """`gate sign` and `gate check` load cryptography, which no process that computes may hold."""
+    for words, computes in ((["gate", "sign", "--key", "k", "--signer", "s"], False), (["gate", "check"], False), (["gate", "list"], False),
+                            (["gate", "run"], True), (["gate", "audit"], True), (["train", "x.toml"], True), (["bench", "docs"], False),
+                            (["bench", "gelu.f32.cpu"], True), (["plan", "x.toml"], False)):
+        assert cli._computes(parser().parse_args(words)) is computes, words
+
+
+@pytest.mark.parametrize("words", [
+    "gate audit -n 0", "gate run --budget nan", "gate operating --seconds -1", "gate operating gelu.f32.cpu --case nosuch",
+    "train configs/tiny.toml --host 5", "train configs/tiny.toml --restarts 3", "train configs/tiny.toml --fewest 7",
+    "checkpoint reshard x --ranks 100000000 --out y", "checkpoint export x --out .", f"checkpoint verify x@{'9' * 5000}",
+])
+def test_an_option_that_would_do_nothing_is_refused(words: str) -> None:
+    try:
+        code = cli.main(words.split())
+    except SystemExit as error:  # by argparse
+        code = error.code  # type: ignore[assignment]
+    assert code == 2
+
+
+def test_a_model_without_a_name_is_none() -> None:
+    assert cli.main(["train", str(ROOT / "configs" / "tiny.toml"), "--init", ""]) == 2
 
 
 def test_gitlab_runs_what_every_ci_runs() -> None:

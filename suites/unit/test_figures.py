@@ -282,6 +282,13 @@ def test_scaling(tmp_path: Path) -> None:
     again = reading.load(made_runs.make(tmp_path / "again", steps=60, noise=0.0, metadata={"devices": 1}, speed_up=0.5))
     same = views.scaling([reading.load(p) for p in made] + [again])["rows"]
     assert [r["efficiency"] for r in same if r["run"] != "again"] == [r["efficiency"] for r in view["rows"]], "the best of the smallest"
+    for other, why in (({"flops_per_token": 123456.0}, "another model"), ({"machine": "cuda_sm90_H200x2-nvlink"}, "another machine")):
+        made_runs.make(tmp_path / why, steps=20, metadata={"devices": 2, **other})
+        rows = {r["run"]: r for r in views.scaling([reading.load(p) for p in (*made, tmp_path / why)])["rows"]}
+        assert rows[why]["efficiency"] is None and why in rows[why]["why"] and rows["r4"]["efficiency"] is not None
+    sizes = [made_runs.make(tmp_path / f"g{n}", steps=20, metadata={"devices": n, "machine": f"cuda_sm90_H200{x}"})
+             for n, x in ((1, ""), (2, "x2-nvlink"), (4, "x4-pcie"))]
+    assert all(r["why"] is None for r in views.scaling([reading.load(p) for p in sizes])["rows"]), "more devices are no other machine"
     threads = [reading.load(made_runs.make(tmp_path / f"t{n}", steps=20, threads=n)) for n in (1, 2)]
     assert views.scaling(threads)["axis"] == "threads"
     assert "all use 1 devices" in views.scaling([threads[0]])["why"]

@@ -22,7 +22,7 @@ from alpha.errors import CorruptError, InputError, MachineError
 from alpha.gates import run as gates_run
 from alpha.gates import subjects
 from alpha.gates.cuda import subjects as cuda_subjects
-from alpha.gates.outside import explain, folder, run
+from alpha.gates.outside import explain, folder, perf, run
 from alpha.gates.outside.subjects import bind
 from alpha.ops.table import table
 from alpha.registry.digest import component_digests
@@ -297,6 +297,134 @@ def test_an_installed_package_offers_a_component(tmp_path: Path, monkeypatch: py
     assert folder.find("fast-softmax") == (tmp_path / "kernels_of_mine").resolve()
     with pytest.raises(InputError, match="fast-softmax"):
         folder.find("slow-softmax")
+
+
+def plain(place: Path, reference: str, candidate: str, /, *, n: str = "least = 1, most = 300", **more: str) -> folder.Outside:
+    """The component of a function f of one vector. `more`: keys of [component]; `inputs`, `outputs`: those tables."""
+    inputs, outputs = more.pop("inputs", 'x = { shape = ["n"] }'), more.pop("outputs", 'y = { shape = ["n"] }')
+    own = {"name": '"f"', "reference": '"reference.py:f"', "candidate": '"candidate.py:f"', "language": '"numpy"', "types": '["f32"]'}
+    keys = "\n".join(f"{k} = {v}" for k, v in (own | more).items())
+    toml = f"[component]\n{keys}\n[sizes]\nn = {{ {n} }}\n[inputs]\n{inputs}\n[outputs]\n{outputs}\n"
+    head = "import numpy as np\ndef f"
+    return made(place, f"{head}{candidate}\n", toml=toml, reference=f"{head}{reference}\n")
+
+
+TWICE = "(x): return 2.0 * x"
+RIGHT = "(x, y): np.multiply(x, np.float32(2), out=y)"
+
+
+@pytest.mark.parametrize("most", ["walked", "larger"])
+def test_each_timed_size_is_held_to_the_oracle(most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is wrong at the larger timed size alone, the same way at each call."""
+    if most == "larger":
+        monkeypatch.setattr(perf, "STEPS", 100_000)
+    wrong = RIGHT + "; y[100000:] = 7"
+    (result,) = run.gates(plain(tmp_path, TWICE, wrong, n="least = 1, most = 700000"), "perf")
+    assert result.record is not None and [bool(c.get("note")) for c in result.record.cases] == [False, True]
+    assert result.verdict == FAIL and "beyond the tolerance" in result.why[0], result
+    assert run.gates(plain(tmp_path, TWICE, RIGHT, n="least = 1, most = 700000"), "perf")[0].satisfied
+
+
+def test_a_sum_is_timed_at_sizes_too_large_to_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose error in float32 grows with its length."""
+    monkeypatch.setattr(perf, "STEPS", 20_000)
+    one, n = "y = { shape = [1] }", "least = 1, most = 200000, timed = 200000"
+    sequential = "(x, y): y[0] = np.add.accumulate(x)[-1]"
+    for candidate, satisfied in ((sequential, True), (sequential + " + np.float32(50)", False)):
+        found = run.gates(plain(tmp_path, "(x): return x.sum(axis=0, keepdims=True)", candidate, n=n, outputs=one), "perf")
+        assert [r.satisfied for r in found] == [satisfied], found
+
+
+@pytest.mark.parametrize("reference", ["(x):\n    x *= 2.0\n    return x + 0.0", "(x): return np.multiply(x, 2.0, out=x)"])
+def test_a_reference_that_writes_into_its_input_is_refused(reference: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the reference writes into its input"):
+        plain(tmp_path, reference, RIGHT)
+
+
+@pytest.mark.parametrize(("reference", "outputs"), [("(x): return float(x.sum())", "y = { shape = [] }"),
+                                                    ("(x): return [x * 2.0]", 'y = { shape = ["n"] }'),
+                                                    ("(x): return [x * 2.0, x > 0]", 'y = { shape = ["n"] }\n'
+                                                                                     'z = { shape = ["n"], type = "bool" }')])
+def test_a_reference_may_return_numbers_and_lists(reference: str, outputs: str, tmp_path: Path) -> None:
+    right = {1: "(x, y): y[...] = x.astype(np.float64).sum()", 2: RIGHT, 3: "(x, y, z): y[...], z[...] = 2 * x, x > 0"}
+    candidate = right[1 if "sum" in reference else 3 if "z" in outputs else 2]
+    assert run.gates(plain(tmp_path, reference, candidate, outputs=outputs), "parity")[0].satisfied
+
+
+@pytest.mark.parametrize(("reference", "dtype", "words"), [("np.floor(x)", ', type = "i32"', "float64"), ("x > 0", "", "y of bool"),
+                                                           ("[1j]", "", "those declared")])
+def test_outputs_of_another_sort_than_declared_are_refused(reference: str, dtype: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        plain(tmp_path, f"(x): return {reference}", RIGHT, outputs=f'y = {{ shape = ["n"]{dtype} }}')
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("types", "5"), ("types", '"f32"'), ("files", "5"), ("files", "[1]"), ("reference", "5"), ("cotangents", "5"),
+    ("flops", "5"), ("differentiates", "5"), ("candidate", "true"), ("flops", '"5 * rows"'), ("flops", '"n +"')])
+def test_values_of_component_are_of_their_sort(key: str, value: str, tmp_path: Path) -> None:
+    words = "not an expression of sizes" if "n +" in value or "rows" in value else f"component.{key}"
+    more = {"differentiates": '"reference.py:g"'} if key == "cotangents" else {}
+    with pytest.raises(InputError, match=re.escape(words)):
+        plain(tmp_path, "(x): return 2.0 * x\ndef g(x): return x", RIGHT, **{key: value, **more})
+
+
+def test_the_name_of_a_row_is_a_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape("component.op = ['x']")):
+        made(tmp_path, TANH, toml=GELU.replace('"gelu"', '["x"]'))
+
+
+@pytest.mark.parametrize(("table", "text", "words"), [
+    ("inputs", "x = { shape = 5 }", "inputs.x.shape = 5"), ("inputs", 'x = { shape = "n" }', "inputs.x.shape"),
+    ("inputs", 'x = { shape = ["n", 1.0] }', "1.0"), ("inputs", 'x = { shape = ["n", -1] }', "-1"),
+    ("inputs", 'x = { shape = ["n", true] }', "True"), ("inputs", "x = 5", "inputs.x = 5"), ("inputs", "x = {}", "inputs.x.shape = None"),
+    ("inputs", 'x = { shape = ["n"], name = "y" }', "inputs.x.name"),
+    ("inputs", 'x = { shape = ["n"] }\ni = { shape = ["n"], type = "i32", below = "0" }', "least < below"),
+    ("inputs", 'x = { shape = ["n"] }\ni = { shape = ["n"], type = "i32", below = 9 }', "inputs.i.below = 9"),
+    ("inputs", 'x = { shape = ["n"] }\ni = { shape = ["n"], type = "i32", below = "9", least = "1" }', "inputs.i.least = '1'"),
+    ("outputs", 'y = { shape = ["n"], type = 5 }', "outputs.y.type = 5"), ("outputs", 'y = { shape = ["n"], type = "u8" }', "u8"),
+    ("n", "least = 1, most = 300, timed = 5000000", "sizes.n.timed = 5000000"), ("n", 'least = 1, most = 9, timed = "a"', "'a'"),
+    ("n", "least = 1.0, most = 9", "1.0"), ("n", "least = true, most = 9", "True"), ("n", "least = 1", "without most"),
+])
+def test_values_of_sizes_and_operands_are_of_their_sort(table: str, text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        plain(tmp_path, TWICE, RIGHT, **{table: text})  # type: ignore[arg-type]
+
+
+def test_digests_name_the_files_of_references(tmp_path: Path) -> None:
+    """The page and the records bind to them."""
+    right = "def square_bwd(dy, x, dx):\n    dx[...] = 2 * dy * x\n"
+    (tmp_path / "forward.py").write_text(SQUARE)
+    outside = made(tmp_path, right, reference=SQUARE, toml=BACKWARD.replace('differentiates = "reference', 'differentiates = "forward'))
+    assert set(outside.digests()) == {"component.toml", "candidate.py", "reference.py", "forward.py"}
+    assert outside.component.binaries is not None and set(outside.component.binaries()) == set(outside.digests())
+
+
+@pytest.mark.parametrize("write", ["y, (y.size + 1,), (4,))[-1]", "x, (x.size + 1,), (4,))[-1]", "x, (2,), (-4,))[1]"],
+                         ids=["behind an output", "behind an input", "before the first"])
+def test_writes_outside_operands_are_seen(write: str, tmp_path: Path) -> None:
+    outside = RIGHT.replace(": ", ":\n    ") + f"\n    if x.size > 2: np.lib.stride_tricks.as_strided({write} = 3"
+    component = plain(tmp_path, TWICE, outside)
+    for gate in ("parity", "determinism"):
+        (result,) = run.gates(component, gate)
+        assert result.verdict == FAIL and any("the candidate wrote outside its operands" in w for w in result.why), result
+
+
+@pytest.mark.parametrize(("text", "came"), [
+    ("np.cumsum(x)", "np.cumsum"), ("x.cumsum()", "np.cumsum"), ("np.add.accumulate(x)", "np.add.accumulate"),
+    ("x * x.prod()", "np.multiply.reduce"), ("x * np.dot(x, x)", "np.dot"), ("x * x.dot(x)", "np.dot"),
+    ("np.einsum('i,i->i', x, x)", "np.einsum"), ("x / np.linalg.norm(x)", "np.linalg.norm"), ("x * (x @ x)", "@ of a vector"),
+    ("x * x.sum(where=x > 0)", "np.add.reduce with where")])
+def test_a_reference_that_the_walk_cannot_follow_is_refused(text: str, came: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the walk for the tolerance") as caught:
+        plain(tmp_path, f"(x): return {text}", RIGHT)
+    assert caught.value.came == came and "write" in caught.value.do
+
+
+@pytest.mark.parametrize("constant", ["np.float32(0.1)", "0.1"])
+def test_constants_may_be_rounded_to_the_type_of_the_kernel(constant: str, tmp_path: Path) -> None:
+    kernel = f"(x, y): y[...] = x.astype(np.result_type(x, {constant})) * {constant}"
+    for text, satisfied in ((kernel, True), (kernel.replace("0.1", "0.10001"), False)):
+        assert run.gates(plain(tmp_path, "(x): return 0.1 * x", text), "parity")[0].satisfied == satisfied
 
 
 # -- examples/ -----------------------------------------------------------------------------------------------------------------

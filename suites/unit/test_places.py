@@ -8,17 +8,17 @@ import walkthrough
 
 LINEAR = {
     "alpha/optim/schedules.py": ('''SCHEDULES: dict[str, Schedule] = {
-''', '''def linear(step: int, c: ScheduleConfig) -> float:
+''', '''def ramp_down(step: int, c: ScheduleConfig) -> float:
     """A line down to the floor."""
     return 1 - (1 - c.floor) * (step - c.warmup) / (c.total - c.warmup)
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "linear": Schedule(linear, (((0, 1), (1, 1)), ((1, 3), (3, 4)), ((1, 2), (5, 8)), ((1, 1), (1, 4)))),
+    "ramp_down": Schedule(ramp_down, (((0, 1), (1, 1)), ((1, 3), (3, 4)), ((1, 2), (5, 8)), ((1, 1), (1, 4)))),
 '''),
     "alpha/config.py": ('''    "wsd": ("decay",),
 ''', '''    "wsd": ("decay",),
-    "linear": (),
+    "ramp_down": (),
 '''),
 }
 
@@ -139,8 +139,8 @@ def test_a_schedule_is_two_places_and_a_family_three(tmp_path: Path) -> None:
     edited(place, FAMILY)
     edited(place, {"alpha/gates/contracts/families.py": ("import gpt, llama\n", "import bigram, gpt, llama\n")})
     assert len(LINEAR) == 2 and len({*FAMILY, "alpha/models/bigram.py"}) == 3
-    output = walkthrough.run("alpha gate run schedule.linear model.bigram flops.v1", place, (), 300)
+    output = walkthrough.run("alpha gate run schedule.ramp_down model.bigram flops.v1", place, (), 300)
     assert output.count("PASS ") == 8 and "FAIL" not in output, output
-    output = walkthrough.run("alpha lab configs/tiny.toml --set model.family=bigram --set optim.schedule=linear --set train.steps=4", place,
-                           ("UNGATED", "bigram"), 300)
+    both = "--set model.family=bigram --set optim.schedule=ramp_down --set train.steps=4"
+    output = walkthrough.run(f"alpha lab configs/tiny.toml {both}", place, ("UNGATED", "bigram"), 300)
     assert "validation" in output

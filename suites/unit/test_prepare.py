@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import random
@@ -72,6 +73,16 @@ def refused(path: Path, tmp_path: Path, **rules: object) -> str:
     with pytest.raises(InputError) as caught:
         prepare.prepare(order(path, **rules), tmp_path / "refused")
     return str(caught.value)
+
+
+@pytest.mark.parametrize("late", [pyarrow.scalar(10_000_000, pyarrow.date32()), pyarrow.scalar(1 << 60, pyarrow.timestamp("us")),
+                                  pyarrow.scalar(-(1 << 60), pyarrow.timestamp("us"))], ids=["day", "after", "before"])  # fmt: skip
+def test_dates_that_python_has_none_for(tmp_path: Path, late: Any) -> None:
+    when = pyarrow.array([late] * len(TEXTS))
+    path = parquet(tmp_path / "late.parquet", text=TEXTS, when=when, day=[datetime.date(2026, 1, 2)] * len(TEXTS))
+    assert f"{path}, 'when': " in refused(path, tmp_path, labels=("day", "when"), skip_bad=True)
+    made = prepare.prepare(order(path, labels=("day", "day")), tmp_path / "out")
+    assert made.facts["labels"] == {"day": {"2026-01-02": len(TEXTS)}}
 
 
 def test_damaged_zstd(tmp_path: Path) -> None:
@@ -239,6 +250,16 @@ def test_prepare_inspect_verify(tmp_path: Path, alpha: Callable[..., tuple[int, 
     code, _, err = alpha("verify", tmp_path / "out")
     assert code == 2 and shard.name in err and "block 0 of" in err
     assert alpha("verify", tmp_path / "nowhere")[0] == 2 and alpha("prepare", tmp_path / "none", "--out", tmp_path / "x")[0] == 2
+
+
+def test_what_is_told_of_texts_moves_no_cursor(tmp_path: Path, alpha: Callable[..., tuple[int, str, str]]) -> None:
+    texts = [json.dumps({"text": text, "by": f"\x1b[31m{i % 2}\nwhole: \u202e"}) for i, text in enumerate(TEXTS)]
+    (tmp_path / "a.jsonl").write_text("\n".join(texts))
+    options = ("--workers", 1, "--label", "by", "--licence", "C\x1b[0")
+    code, out, _ = alpha("prepare", tmp_path / "a.jsonl", "--out", tmp_path / "out", *options)
+    assert code == 0 and "C\\x1b[0" in out and "\x1b" not in out
+    code, out, _ = alpha("inspect", tmp_path / "out", "--samples", 0)
+    assert code == 0 and "by: \\x1b[31m0\\nwhole: \\u202e 152, " in out and not {"\x1b", "\u202e"} & {*out}
 
 
 def test_statistics_are_those_of_a_count_by_hand(plain: prepared.Prepared) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import csv
+import errno
+import fcntl
 import io
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import compare_runs
 import made_runs
 import pytest
 
-from alpha.errors import CorruptError, InputError, MachineError
+from alpha.errors import BusyError, CorruptError, InputError, MachineError
 from alpha.profile import compare, schema
 from alpha.profile.figures import shown
 from alpha.report import runs as reading
@@ -221,6 +226,95 @@ def test_a_second_report_replaces_the_first(tmp_path: Path, run_a: Path) -> None
     assert page.read_bytes() == first, "the same runs give the same bytes"
     write(Document("short", [], []), tmp_path / "out")
     assert names and not list((tmp_path / "out" / "csv").iterdir()) and not list((tmp_path / "out" / "plots").iterdir())
+
+
+def test_what_is_not_of_a_report_stays(tmp_path: Path, run_a: Path) -> None:
+    """A page of somebody else is none of ours, whatever it is called; beside one of ours files of others stay."""
+    document, out = build([reading.load(run_a)]), tmp_path / "out"
+    own = {"report.html": "<title>Report on mine</title>", "csv/results.csv": "1", "plots/fig1.svg": "<svg/>"}
+
+    def lay(folder: Path, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+    def there(folder: Path) -> dict[str, str]:
+        return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+    marked = "<meta name=\"generator\" content=\"alpha-report\">"
+    for i, files in enumerate((own, {**own, "report.html": f"<head></head>{marked}"}, {**own, "report.md": "# Report on mine\n"},
+                               {"report.md": "# Report on mine\n", "csv/figures.csv": "1"}, {"csv/a.csv": "1"}, {"plots/x": ""})):
+        lay(tmp_path / f"theirs{i}", files)
+        with pytest.raises(InputError, match="no report"):
+            write(document, tmp_path / f"theirs{i}")
+        assert there(tmp_path / f"theirs{i}") == files
+    write(document, out)
+    first = there(out)
+    more = {"csv/results.csv": "1", "plots/fig1.svg": "<svg/>", "trace.json": "{}", "plots/sub/loss.svg": ""}
+    lay(out, more)
+    write(Document("short", [], []), out)
+    assert set(there(out)) == {*more, "report.html", "report.md"} and there(out).items() >= more.items()
+    write(document, out)
+    assert there(out) == {**first, **more}
+    (out / "report.html").unlink()  # as under version control
+    write(Document("short", [], []), out)
+    assert set(there(out)) == {*more, "report.html", "report.md"}
+
+
+def test_reports_of_older_releases_are_known(tmp_path: Path, run_a: Path) -> None:
+    write(build([reading.load(run_a)]), tmp_path / "old")
+    page = tmp_path / "old" / "report.html"
+    page.write_text(re.sub("<meta name=.generator.*?>\n", "", page.read_text()))
+    assert "generator" not in page.read_text()
+    for folder in (tmp_path / "old", *(p.parent for p in (ROOT / "reports").glob("*/report.md"))):
+        copy = tmp_path / "copy" / folder.name
+        shutil.copytree(folder, copy)
+        assert list((copy / "plots").iterdir()), folder
+        write(Document("short", [], []), copy)
+        assert not list((copy / "csv").iterdir()) and not list((copy / "plots").iterdir())
+
+
+@pytest.mark.parametrize("call", [0, 3, 9])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, run_a: Path, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    document, out, calls = build([reading.load(run_a)]), tmp_path / "new" / "out", [0]
+    real = Path.write_text
+
+    def full(self: Path, *given: Any, **how: Any) -> int:
+        calls[0] += 1
+        if calls[0] > call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, *given, **how)
+
+    for before in (False, True):  # into a new folder, and over a report
+        if before:
+            write(document, out)
+        first = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+        calls[0] = 0
+        with monkeypatch.context() as patch, pytest.raises(MachineError, match="the disk is full"):
+            patch.setattr(Path, "write_text", full)
+            write(document, out)
+        assert out.exists() == before and {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == first
+    with monkeypatch.context() as patch, pytest.raises(MachineError):
+        patch.setattr("alpha.report.write._named", lambda folder: (_ for _ in ()).throw(OSError(errno.EIO, "refused")))
+        write(document, tmp_path / "torn")
+    assert not (tmp_path / "torn").exists()
+
+
+def test_a_report_that_was_killed_does_not_block_its_folder(tmp_path: Path, run_a: Path) -> None:
+    document, out = build([reading.load(run_a)]), tmp_path / "out"
+    (out / ".alpha-making-report" / "csv").mkdir(parents=True)
+    (out / ".alpha-making-report" / "report.md").write_text("half")
+    handle = os.open(out / ".alpha-making-report", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(BusyError, match="another report"):
+        write(document, out)
+    os.close(handle)
+    write(document, out)
+    assert sorted(p.name for p in out.iterdir()) == ["csv", "plots", "report.html", "report.md"]
+    for name in ("csv", "plots", "report.md"):  # killed while it was moved
+        subprocess.run(["rm", "-r", str(out / name)], check=True)
+    write(document, out)
+    assert (out / "csv" / "figures.csv").is_file()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 7])

@@ -215,6 +215,16 @@ def test_an_earlier_report_without_its_page_is_replaced(tmp_path: Path) -> None:
     assert main([str(run), "--out", str(out)]) == 0 and (out / "report.html").is_file()
 
 
+def test_a_run_whose_name_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    other, path = made_runs.make(tmp_path / "other", steps=30), tmp_path / os.fsdecode(b"b\xffd")
+    shutil.copytree(other, path)
+    monkeypatch.chdir(tmp_path)
+    assert main([str(path)]) == 0 and main([str(path), str(other), "--compare", "--out", os.fsdecode(b"out\xff")]) == 0
+    assert capsys.readouterr().out.split() == [f"{folder}/report.{kind}" for folder in ("reports/b\\udcffd", "out\\udcff")
+                                               for kind in ("html", "md")]  # fmt: skip
+    assert "Report on b\\udcffd" in (tmp_path / "reports" / "b\\udcffd" / "report.html").read_text()
+
+
 def test_the_default_is_the_run_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, age in (("old", 500), ("new", 100), ("older", 900)):
         path = made_runs.make(tmp_path / "runs" / name, steps=5)

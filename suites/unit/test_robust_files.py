@@ -35,7 +35,7 @@ from alpha.profile.store import connect
 from alpha.registry import catches, evidence
 from alpha.registry.evidence import shipped_root
 from alpha.registry.record import canonical, content_hash, parse
-from alpha.report import html, markdown
+from alpha.report import html, markdown, views
 from alpha.report import runs as reading
 from alpha.report.document import Document as Page
 from alpha.report.document import Section, Text
@@ -281,10 +281,12 @@ def test_damaged_run_directories(made: Path, tmp_path: Path) -> None:
         if name == "metrics.sqlite":
             survives(lambda: trace.write(run / "metrics.sqlite", tmp_path / "t.json"), (run / name).write_bytes, raw, 20)
         (run / name).write_bytes(raw)
-    for text in ("[]", "3", '{"sessions": 3}', '{"sessions": [1]}', '{"flops": []}', '{"sessions": [{"source": 1}]}', "[" * 10_000, "NaN"):
+    for text in ("[]", "3", '{"sessions": 3}', '{"sessions": [1]}', '{"flops": []}', '{"sessions": [{"source": 1}]}', "[" * 10_000, "NaN",
+                 '{"targets": [1]}', '{"targets": {"mfu": "x"}}'):
         (run / "manifest.json").write_text(text)
         try:
-            reading.load(run).provenance()
+            views.figures(reading.load(run))
+            assert "targets" not in text
         except AlphaError as error:
             assert error.exit_code == 2
     for name in ("manifest.json", "metrics.sqlite", "config.toml"):

@@ -230,8 +230,12 @@ def test_crossing_is_seen_behind_a_nested_event_too(run: Path, tmp_path: Path) -
 def test_a_second_session_before_the_end_of_the_first(run: Path, tmp_path: Path) -> None:
     later = f"INSERT INTO sessions VALUES (1, 0, 'h', 2, 12, {UNIX - 10**10}, 1000, 0, 1000, 5000, NULL)"
     change(run, later)
-    with pytest.raises(CorruptError, match="backwards"):
+    assert trace.write(run, tmp_path / "t.json").steps == (4, 9)  # nothing of that session is drawn
+    change(run, "UPDATE step_timing SET session = 1 WHERE step = 9 AND rank = 0")
+    with pytest.raises(CorruptError, match=r"backwards.*\n.*\n.*\n.*take steps before 9"):
         trace.write(run, tmp_path / "t.json")
+    for step in (4, 9):
+        assert trace.write(run, tmp_path / "t.json", steps=[step], ranks=[0]).steps == (step,)
 
 
 @pytest.mark.parametrize(("asked", "words"), [({"steps": [5]}, "step"), ({"ranks": [2]}, "rank"), ({"steps": []}, "no step")])

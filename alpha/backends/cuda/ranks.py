@@ -28,7 +28,7 @@ from alpha.backends.cuda.kernels.collectives import Channel
 from alpha.backends.cuda.lib import Parts
 from alpha.backends.cuda.memory_check import channels_of
 from alpha.backends.cuda.observe import Ran
-from alpha.backends.cuda.stages import require_stages, stages_of
+from alpha.backends.cuda.sum_stages import require_stages, stages_of
 from alpha.backends.world import DeviceWorld
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings

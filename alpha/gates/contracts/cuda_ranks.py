@@ -20,7 +20,7 @@ import numpy as np
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.memory_check import RESERVE, channel_bytes, check_memory, needed
 from alpha.backends.cuda.ranks import CudaRank
-from alpha.backends.cuda.stages import require_stages, stages_of
+from alpha.backends.cuda.sum_stages import require_stages, stages_of
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.component import Catalogue, Measured

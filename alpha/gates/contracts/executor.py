@@ -568,6 +568,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls),
                    ("long-calls", edges.long_calls), ("held-at-once", edges.held_at_once), ("launches-told", watching.launches),
                    ("hand-overs-told", watching.notes), ("workers-told", watching.workers), ("items-once", watching.items),
+                   ("panels-apart", watching.panels),
                    ("late-ends", watching.late_ends), ("errors-told", watching.errors), ("pages", watching.pages)],
         "determinism": [*both(_bits), *[(f"watched-{n}", c) for n, c in both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in both(_replay_names)], *[(f"inputs-{n}", c) for n, c in both(_bad_inputs)],

@@ -76,10 +76,11 @@ def finished(rng: np.random.Generator) -> Measured:
             mine = sorted({int(x) for x in rng.integers(0, 40, int(rng.integers(1, 9)))})
             old = sorted({int(x) for x in rng.integers(0, 40, int(rng.integers(4)))})
             beside = [f"{kind}{_name(3)}" for kind in (".tmp-", ".gone-", ".older-")]
-            for x in [*map(_name, mine), *(f".old-{_name(s)}" for s in old), *beside, "aside-0-step-00000002"]:
+            others = [f".older-{_name(3)}", ".old-photos", ".tmp-work", ".gone-fishing", f".tmp-{_name(3)}-mine", "aside-0-step-00000002"]
+            for x in [*map(_name, mine), *(f".old-{_name(s)}" for s in old), *beside, *others[1:]]:
                 (root / x).mkdir()
                 (root / x / "of").write_text(x)
-            want = {x: x for x in [*map(_name, mine), f".older-{_name(3)}", "aside-0-step-00000002"]}
+            want = {x: x for x in [*map(_name, mine), *others]}
             want |= {_name(s): f".old-{_name(s)}" for s in old if s not in mine}
             folders.clean(root)
             now = {x.name: (x / "of").read_text() for x in root.iterdir()}
@@ -93,7 +94,7 @@ def finished(rng: np.random.Generator) -> Measured:
             kept = [s for s in there if s > step or s in last or (every and s % every == 0)]
             folders.prune(root, step, keep, every)
             wrong += [] if folders.steps(root) == kept else [f"of {there} up to {step}, {keep}, {every}: {folders.steps(root)}, not {kept}"]
-            wrong += [] if not replaced.exists() and not [*root.glob(".gone-*")] else ["what was replaced is still there"]
+            wrong += [] if not replaced.exists() and not [*root.glob(".gone-step-*")] else ["what was replaced is still there"]
     return yes(not wrong, "; ".join(wrong)[:200], cases=2 * cases)
 
 

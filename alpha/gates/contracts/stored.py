@@ -26,7 +26,7 @@ from alpha.gates.contracts.profile.support import elsewhere
 from alpha.gates.contracts.reference import hash_of
 from alpha.profile import trace
 from alpha.profile.phases import OVERLAPPING, PHASES
-from alpha.profile.schema import COMMUNICATION, TABLES, VERSION, VIEWS
+from alpha.profile.schema import COMMUNICATION, SOURCES, TABLES, VERSION, VIEWS
 from alpha.profile.store import Store, connect, read
 
 Case = Callable[[np.random.Generator], Measured]
@@ -116,6 +116,10 @@ def any_row(db: sqlite3.Connection, table: str, step: int, rank: int) -> tuple[s
     return f"INSERT INTO {table} ({', '.join(name for name, _ in columns)}) VALUES ({', '.join('?' * len(columns))})", values
 
 
+AFTER = ("evaluations", "samples", "source_evaluations")
+"""Tables whose rows are of the steps before them."""
+
+
 def taken_back(rng: np.random.Generator) -> Measured:
     """A run that goes back forgets what comes from that step on: every table of this rank, and on the first one those of ranks that are no
     longer there. Validations and samples are of the step before."""
@@ -126,11 +130,12 @@ def taken_back(rng: np.random.Generator) -> Measured:
             Store(path).close()
             with closing(sqlite3.connect(path)) as db:
                 db.executescript(COMMUNICATION)
+                db.executescript(SOURCES)
                 for table, own in STEPPED.items():
                     for s in range(7):
                         for r in range(5 if own else 1):
                             db.execute(*any_row(db, table, s, r))
-                for table in ("evaluations", "samples"):
+                for table in AFTER:
                     for s in range(8):
                         db.execute(*any_row(db, table, s, 0))
                 db.commit()
@@ -141,7 +146,7 @@ def taken_back(rng: np.random.Generator) -> Measured:
                 left = set(read(path, table, "step, rank" if own else "step, 0"))
                 want = {(s, r) for s in range(7) for r in range(5 if own else 1) if s < step or (own and r not in gone)}
                 checks.append((f"{table} of rank {rank} of {ranks} at {step}", left == want))
-            for table in ("evaluations", "samples"):
+            for table in AFTER:
                 checks.append((f"{table} at {step}", {s for s, in read(path, table, "step")} == set(range(step + 1))))
     return all_hold(checks)
 

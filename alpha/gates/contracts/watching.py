@@ -12,7 +12,6 @@ from functools import partial
 from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.observe import PAGE, HandOver, ObservedWorkers, note, resident
 from alpha.backends.cpu.stream import Stream
-from alpha.backends.cpu.workers import Workers, _Round
+from alpha.backends.cpu.workers import Workers
 from alpha.comm.group import Place
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import InputError
@@ -259,33 +258,69 @@ def items(rng: np.random.Generator) -> Measured:
     return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
 
 
+def panels(rng: np.random.Generator) -> Measured:
+    """The scratch of each worker's panels overlaps no other worker's, and each panel finds there what it wrote."""
+    wrong, cases = list[str](), 12
+    for turn in range(cases):
+        workers, sizes = 2 + turn % 3, [int(k) for k in rng.integers(1, 2000, 12)]
+        pool, places, lost = Workers(workers), list[tuple[int, int]](), list[int]()
+
+        def bind(cpu: Cpu, i: int, places: list[tuple[int, int]] = places, lost: list[int] = lost,
+                 sizes: list[int] = sizes) -> list[Callable[[], None]]:
+            kept = cpu.scratch((sizes[i],), np.int64)
+            places.append((kept.ctypes.data, kept.ctypes.data + kept.nbytes))
+
+            def read() -> None:
+                if (kept != i).any():
+                    lost.append(i)
+            return [lambda: kept.fill(i), read]
+
+        Cpu(pool, np.zeros(1 << 20, np.uint8)).panels(len(sizes), bind)()
+        pool.close()
+        each = [places[k : k + len(sizes)] for k in range(len(sizes), len(places), len(sizes))]  # the first round only counts
+        extents = sorted((min(a for a, _ in own), max(b for _, b in own)) for own in each)
+        apart = len(each) == workers and all(end <= start for (_, end), (start, _) in pairwise(extents))
+        wrong += [] if apart and not lost else [f"{workers} workers: scratch of their own: {apart}, {len(lost)} panels lost theirs"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
 MOMENT_S = 10.0
 
 
-class _Asleep:
-    """A caller's wait awake, which is over at once: it goes to sleep."""
+class _Bed(list[Any]):
+    """In place of where a caller lies down: as soon as its lock is in, the others go on, until one of them has taken it out to wake it."""
 
-    def until(self, found: Callable[[], bool]) -> bool:
-        """Whether it was found meanwhile."""
+    def __init__(self, go: threading.Event) -> None:
+        self._go = go
+
+    def append(self, lock: Any) -> None:
+        """It lies down."""
+        super().append(lock)
+        self._go.set()
+        end = time.monotonic() + MOMENT_S
+        while self and time.monotonic() < end:
+            time.sleep(0.0005)
+
+
+class _Tired:
+    """In place of a caller's wait awake, which is over at once: it goes to sleep. `go`: where it is to be woken just then."""
+
+    go: threading.Event | None = None
+
+    def until(self, found: Any) -> bool:
+        """Whether `found`, of the hand-over, came meanwhile."""
+        if self.go is not None:
+            found.__self__.waiting = _Bed(self.go)
         return False
 
 
 def late_ends(rng: np.random.Generator) -> Measured:
     """A helper ends the last task, and wakes the caller, just when that is about to sleep; then a task lasts longer than the caller's own.
     Neither hand-over comes back before its tasks are done, however often they take turns."""
-    wrong, cases, caller, over = list[str](), 2 * int(rng.integers(2, 5)), threading.get_ident(), _Round.over
-    pool = Workers(2)
-    pool._idle = _Asleep()  # type: ignore[assignment]
+    wrong, cases, pool, tired = list[str](), 2 * int(rng.integers(2, 5)), Workers(2), _Tired()
+    pool._idle = tired  # type: ignore[assignment]
     for turn in range(cases):
         begun, go, back, done = threading.Event(), threading.Event(), threading.Event(), list[bool]()
-
-        def looks(self: _Round, go: threading.Event = go, late: bool = not turn % 2) -> bool:
-            if late and self.waiting and threading.get_ident() == caller:  # its last look before it sleeps
-                go.set()
-                end = time.monotonic() + MOMENT_S
-                while self.waiting and time.monotonic() < end:
-                    time.sleep(0.0005)
-            return over(self)
 
         def own(begun: threading.Event = begun) -> None:  # so a helper has the other task
             begun.wait(MOMENT_S)
@@ -298,8 +333,8 @@ def late_ends(rng: np.random.Generator) -> Measured:
             begun.set()
             done.append(not back.wait(0.05))
 
-        with mock.patch.object(_Round, "over", looks):
-            pool.run([own, long if turn % 2 else late])
+        tired.go = None if turn % 2 else go
+        pool.run([own, long if turn % 2 else late])
         found = list(done)
         back.set()
         if found != [True]:

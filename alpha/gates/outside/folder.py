@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -20,14 +20,14 @@ from alpha.errors import ConfigError, InputError
 from alpha.gates import evaluate
 from alpha.gates.outside import cuda
 from alpha.gates.outside.process import Candidate
-from alpha.gates.outside.reference import Bound, Drawn, Oracle, Whole, function_of
+from alpha.gates.outside.reference import Bound, Drawn, Oracle, Whole, followed, function_of
 from alpha.gates.outside.signature import Operand, Signature, Size, evaluated
 from alpha.gates.outside.subjects import Calls, bind
 from alpha.gates.subjects import case_of
-from alpha.ops.spec import Emit, NodeLike, OpSpec
+from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample
 from alpha.ops.table import row, table
 from alpha.tomlfile import read_toml
-from alpha.types import Attrs
+from alpha.types import NUMPY, Attrs
 
 FILE = "component.toml"
 GROUP = "alpha.components"
@@ -46,11 +46,12 @@ _TABLES = {
 @dataclass(frozen=True, kw_only=True)
 class Outside:
     """A folder, understood. `rows`: what the engines find in the op table while its gates run, the component's own first; none where that
-    stands there already."""
+    stands there already. `files`: of the candidate, its own first; `references`: of the reference and of what it differentiates."""
 
     folder: Path
     language: str
     files: tuple[str, ...]
+    references: tuple[str, ...]
     function: str
     component: Component
     rows: tuple[OpSpec, ...]
@@ -63,7 +64,7 @@ class Outside:
 
     def digests(self) -> dict[str, str]:
         """sha256 of each file that decides the result, by name."""
-        return _digests(self.folder, self.files)
+        return _digests(self.folder, (*self.files, *self.references))
 
     def gates(self) -> tuple[str, ...]:
         """What it owes: all gates but the gradient of what has none."""
@@ -119,23 +120,26 @@ def load(folder: Path) -> Outside:
         raise _wrong(f"component.name = {name!r}", "letters, digits and underscores")
     if language not in LANGUAGES:
         raise _wrong(f"component.language = {language!r}", ", ".join(LANGUAGES))
-    types = tuple(own.get("types", ("f32",)))
+    types = _texts(own, "types", ("f32",))
     if not types or not set(types) <= set(LANGUAGES[language]):
         raise _wrong(f"component.types = {list(types)}", f"of {', '.join(LANGUAGES[language])} for {language}")
     signature = _signature(f"outside_{name}", tables)  # no row of the op table is called so
     attributes = dict(tables.get("attributes", {}))
     file, _, function = _text(own, "candidate").partition(":")
-    files = (file, *own.get("files", ()))
+    files = (file, *_texts(own, "files", ()))
     for f in files:
         if not (folder / f).resolve().is_relative_to(folder.resolve()) or not (folder / f).is_file():
             raise InputError("a file of the candidate is not there", came=f, expected=f"a file in {folder}", do=f"mend {FILE}")
     if ("op" in own) == ("reference" in own):
         raise _wrong("component.op and component.reference", "one of them")
+    if "flops" in own:
+        evaluated(_text(own, "flops"), signature.least())
     rows = () if "op" in own else _rows(folder, own, signature, types[0])
-    spec = row(own["op"]) if "op" in own else None
+    spec = row(_text(own, "op")) if "op" in own else None
     further = Drawn(signature, spec.oracle, types[0], spec.bound, attributes) if spec else None
+    references = tuple(dict.fromkeys(own[key].partition(":")[0] for key in ("reference", "differentiates") if key in own))
     held = Limit(text=f"the sizes of {FILE}", holds=Accepted(signature, attributes))
-    envelope, bound_to = Envelope(dtypes=types, limits=(held,)), partial(_digests, folder, files)
+    envelope, bound_to = Envelope(dtypes=types, limits=(held,)), partial(_digests, folder, (*files, *references))
     component_id, op = f"{name}.{types[0]}.outside", own.get("op", signature.name)
     if language == "cuda":
         launcher = _launcher(folder / file, function or name, signature, tables.get("launch", {}))
@@ -144,8 +148,8 @@ def load(folder: Path) -> Outside:
         component = Component(id=component_id, kind="kernel", backend="outside", op=op, implementation=bind, envelope=envelope,
                               requires=SM90A if language == "triton" else (), binaries=bound_to,
                               calls=Calls(signature, attributes, further))
-    found = Outside(folder=folder, language=language, files=files, function=function or name, component=component, rows=rows,
-                    signature=signature)
+    found = Outside(folder=folder, language=language, files=files, references=references, function=function or name, component=component,
+                    rows=rows, signature=signature)
     _try_out(found)
     return found
 
@@ -192,16 +196,16 @@ def _rows(folder: Path, own: Mapping[str, Any], signature: Signature, dtype: str
                       samples=Drawn(signature, oracle, dtype, Bound(oracle)), exact=Whole(signature, oracle, dtype), bound=Bound(oracle),
                       undifferentiable=tuple(o.name for o in signature.inputs if o.dtype))
 
-    first = made(signature, Oracle(function_of(folder, own["reference"])), None, "it says its gradient by `differentiates`")
+    first = made(signature, Oracle(function_of(folder, _text(own, "reference"))), None, "it says its gradient by `differentiates`")
     if "differentiates" not in own:
         return (first,)
-    cotangents = tuple(own.get("cotangents", ()))
+    differentiates, cotangents = _text(own, "differentiates"), _texts(own, "cotangents", ())
     among = [o.name for o in signature.inputs]
     if not cotangents or list(cotangents) != among[: len(cotangents)]:
         raise _wrong(f"component.cotangents = {list(cotangents)}", f"the first inputs, of {among}")
     given, rest = signature.inputs[: len(cotangents)], signature.inputs[len(cotangents):]
     forward = Signature(name=f"{signature.name}_forward", inputs=rest, outputs=given, sizes=signature.sizes)
-    return first, made(forward, Oracle(function_of(folder, own["differentiates"])), Backward(signature.name), "")
+    return first, made(forward, Oracle(function_of(folder, differentiates)), Backward(signature.name), "")
 
 
 def _launcher(file: Path, kernel: str, signature: Signature, body: Mapping[str, Any]) -> cuda.Launcher:
@@ -209,44 +213,83 @@ def _launcher(file: Path, kernel: str, signature: Signature, body: Mapping[str, 
         if not isinstance(body.get(key), list) or not 1 <= len(body[key]) <= 3:
             raise _wrong(f"launch.{key} = {body.get(key)!r}", "one to three expressions of sizes")
         for d in body[key]:
-            evaluated(str(d), {name: s.near(s.least) for name, s in signature.sizes.items()})
+            if type(d) not in (int, str):
+                raise _wrong(f"launch.{key} = {body[key]!r}", "one to three expressions of sizes")
+            evaluated(str(d), signature.least())
+    if type(body.get("shared", 0)) is not int or body.get("shared", 0) < 0:
+        raise _wrong(f"launch.shared = {body['shared']!r}", "a number of bytes")
     return cuda.Launcher(file=file, kernel=kernel, signature=signature, grid=tuple(body["grid"]), block=tuple(body["block"]),
-                         shared=int(body.get("shared", 0)))
+                         shared=body.get("shared", 0))
 
 
 def _signature(name: str, tables: Mapping[str, Any]) -> Signature:
-    sizes = {n: _made(Size, f"sizes.{n}", body) for n, body in tables.get("sizes", {}).items()}
-    for n, s in sizes.items():
-        if not (1 <= s.least <= s.most and s.multiple >= 1 and s.holds(s.near(s.least))):
-            raise _wrong(f"sizes.{n} = {s}", "1 <= least <= most, and a multiple between them")
-    operands = {which: tuple(_made(Operand, f"{which}.{n}", {"name": n, **body, "shape": tuple(body.get("shape", ())),
-                                                              **({"dtype": body["type"]} if "type" in body else {})}, "type")
-                             for n, body in tables.get(which, {}).items()) for which in ("inputs", "outputs")}
-    named = {d for o in operands["inputs"] for d in o.shape if isinstance(d, str)}
+    sizes = {n: _size(f"sizes.{n}", body) for n, body in tables.get("sizes", {}).items()}
+    inputs, outputs = (tuple(_operand(which, n, body) for n, body in tables.get(which, {}).items()) for which in ("inputs", "outputs"))
+    named = {d for o in inputs for d in o.shape if isinstance(d, str)}
     if unknown := sorted(named ^ set(sizes)):
         raise _wrong(f"the size {unknown[0]!r}", "each size stands in [sizes] and in the shape of an input")
-    if not operands["outputs"] or all(o.dtype for o in operands["inputs"]):
+    if not outputs or all(o.dtype for o in inputs):
         raise _wrong("[inputs] and [outputs]", "at least one input of floats, and one output")
-    for o in operands["inputs"]:
-        if o.dtype and (o.dtype not in ("i32", "i64") or not o.below):
-            raise _wrong(f"inputs.{o.name}", 'type = "i32" or "i64", with below = an expression of sizes')
-    return Signature(name=name, inputs=operands["inputs"], outputs=operands["outputs"], sizes=sizes)
+    found = Signature(name=name, inputs=inputs, outputs=outputs, sizes=sizes)
+    for o in inputs:
+        if o.dtype and evaluated(o.below, found.least()) <= o.least:
+            raise _wrong(f"inputs.{o.name}: least = {o.least}, below = {o.below!r}", "least < below, at the least sizes too")
+    return found
 
 
-def _made(cls: Any, where: str, body: Any, *more: str) -> Any:
-    known = {f.name: f for f in fields(cls)}
-    if not isinstance(body, dict) or (unknown := sorted(set(body) - set(known) - set(more))):
-        raise _wrong(where if not isinstance(body, dict) else f"{where}.{unknown[0]}", ", ".join(known))
-    try:
-        return cls(**{k: v for k, v in body.items() if k in known})
-    except TypeError as error:
-        raise _wrong(f"{where}: {error}", ", ".join(known)) from error
+def _size(where: str, body: Any) -> Size:
+    known = [f.name for f in fields(Size)]
+    _only(where, body, known)
+    for key, value in body.items():
+        if type(value) is not int:
+            raise _wrong(f"{where}.{key} = {value!r}", "a whole number")
+    if missing := sorted({"least", "most"} - set(body)):
+        raise _wrong(f"{where} without {missing[0]}", ", ".join(known))
+    s = Size(**body)
+    if not (1 <= s.least <= s.most and s.multiple >= 1 and s.holds(s.near(s.least))):
+        raise _wrong(f"{where} = {s}", "1 <= least <= most, and a multiple between them")
+    if s.timed is not None and not s.holds(s.timed):
+        raise _wrong(f"{where}.timed = {s.timed}", f"a multiple of {s.multiple} in [{s.least}, {s.most}]")
+    return s
+
+
+def _operand(which: str, name: str, body: Any) -> Operand:
+    where = f"{which}.{name}"
+    _only(where, body, ("shape", "type", "least", "below") if which == "inputs" else ("shape", "type"))
+    shape = body.get("shape")
+    if not isinstance(shape, list) or any(type(d) is not str and not (type(d) is int and d >= 1) for d in shape):
+        raise _wrong(f"{where}.shape = {shape!r}", "a list of whole numbers from 1 on and names of sizes")
+    dtype, least, below = body.get("type", ""), body.get("least", 0), body.get("below", "")
+    for key, value, sort, expected in (("type", dtype, str, "a text"), ("least", least, int, "a whole number"),
+                                       ("below", below, str, "an expression of sizes, as a text")):
+        if type(value) is not sort:
+            raise _wrong(f"{where}.{key} = {value!r}", expected)
+    if which == "inputs" and dtype and (dtype not in ("i32", "i64") or not below):
+        raise _wrong(where, 'type = "i32" or "i64", with below = an expression of sizes')
+    if dtype and dtype not in NUMPY:
+        raise _wrong(f"{where}.type = {dtype!r}", ", ".join(NUMPY))
+    return Operand(name=name, shape=tuple(shape), dtype=dtype, least=least, below=below)
+
+
+def _only(where: str, body: Any, known: Sequence[str]) -> None:
+    """A table with none but known keys."""
+    if not isinstance(body, dict):
+        raise _wrong(f"{where} = {body!r}", f"a table of {', '.join(known)}")
+    if unknown := sorted(set(body) - set(known)):
+        raise _wrong(f"{where}.{unknown[0]}", ", ".join(known))
 
 
 def _text(own: Mapping[str, Any], key: str) -> str:
     if not isinstance(own.get(key), str):
         raise _wrong(f"component.{key} = {own.get(key)!r}", "a text")
     return str(own[key])
+
+
+def _texts(own: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    found = own.get(key, list(default))
+    if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
+        raise _wrong(f"component.{key} = {found!r}", "a list of texts")
+    return tuple(found)
 
 
 def _wrong(came: str, expected: str) -> ConfigError:
@@ -258,16 +301,37 @@ def _digests(folder: Path, files: tuple[str, ...]) -> dict[str, str]:
 
 
 def _try_out(found: Outside) -> None:
-    """Run each row's reference once, on its smallest sample: outputs must have the declared shapes."""
+    """Run each row's reference once, on its smallest sample, then walk it: outputs must have the declared shapes, and be of the declared
+    sort."""
     for spec in found.rows:
-        sample = next(iter(spec.samples(np.random.default_rng(0))))
-        declared = [t.shape for t in spec.infer(case_of(sample, "f64").types, {})]
+        assert isinstance(spec.samples, Drawn)
+        sample = next(spec.samples.signature.samples(np.random.default_rng(0), {}))
         try:
             with np.errstate(all="ignore"):
-                shapes = [np.shape(y) for y in spec.oracle(*sample.inputs)]
+                _as_declared(spec, sample, spec.oracle(*sample.inputs))
+                spec.oracle(*(followed(x) for x in sample.inputs))
+            next(spec.samples(np.random.default_rng(0)), None)
         except Exception as error:
-            raise InputError("the reference fails on a sample", came=f"{sample.name}: {type(error).__name__}: {error}",
-                             do=f"mend it, or the sizes in {FILE}") from error
-        if shapes != declared:
-            raise InputError("the reference's outputs are not those declared", came=shapes, expected=declared,
-                             do=f"mend [outputs] in {FILE}")
+            raise _fails(sample.name, error) from error
+
+
+def _as_declared(spec: OpSpec, sample: Sample, outputs: Arrays) -> None:
+    declared = spec.infer(case_of(sample, "f64").types, {})
+    shapes, expected = [y.shape for y in outputs], [t.shape for t in declared]
+    if shapes != expected:
+        raise InputError("the reference's outputs are not those declared", came=shapes, expected=expected, do=f"mend [outputs] in {FILE}")
+    for name, y, t in zip(spec.outputs, outputs, declared):
+        if y.dtype.kind != ("f" if t.is_float else np.dtype(NUMPY[t.dtype]).kind):
+            raise InputError("the reference's outputs are not those declared", came=f"{name} of {y.dtype}",
+                             expected=f"{name} of {t.dtype}", do=f"mend [outputs] in {FILE}, or give the reference's output that type")
+
+
+def _fails(where: str, error: Exception) -> InputError:
+    """What a reference raised, in words."""
+    if isinstance(error, InputError):
+        return error
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        return InputError("the reference writes into its input", came=f"{where}: {error}",
+                          expected="a function that leaves its inputs alone", do="write `x = x * 2.0` in the place of `x *= 2.0`")
+    return InputError("the reference fails on a sample", came=f"{where}: {type(error).__name__}: {error}",
+                      do=f"mend it, or the sizes in {FILE}")

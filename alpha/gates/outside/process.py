@@ -28,6 +28,9 @@ PATIENCE = 60.0
 
 TORCH = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "i64": "int64", "i32": "int32", "bool": "bool"}
 
+GUARD = 256
+"""Least bytes before the first operand and behind each, which hold a drawn pattern that no call may change."""
+
 SETTLE = 0.1
 """Seconds after which what a candidate left behind is looked at again."""
 
@@ -102,27 +105,32 @@ class Candidate:
             os.kill(self._served.pid, signal.SIGCONT)
 
     def place(self, types: Sequence[TensorType], shared: Mapping[int, int], offset: int, inputs: int,
-              attributes: Mapping[str, object]) -> tuple[int, list[np.ndarray]]:
-        """(number, arrays) of operands in memory of their own, each `offset` elements past a 256-byte boundary. `shared`: operand -> the
-        one whose memory it gets."""
+              attributes: Mapping[str, object]) -> tuple[int, list[np.ndarray], list[np.ndarray]]:
+        """(number, arrays, guards) of operands in memory of their own, each `offset` elements past a 256-byte boundary. `shared`: operand
+        -> the one whose memory it gets. Guards: the bytes before, between and behind them."""
         if self._dropped:
             self._ask("drop", numbers=[self._dropped.pop() for _ in range(len(self._dropped))])
         starts: list[int] = []
-        end = 0
+        gaps: list[tuple[int, int]] = []
+        last, end = 0, GUARD
         for i, t in enumerate(types):
             item = np.dtype(NUMPY[t.dtype]).itemsize
             starts.append(starts[shared[i]] if i in shared else end + offset * item)
-            end = max(end, -(-(starts[-1] + t.size * item) // 256) * 256)
+            if i not in shared:
+                gaps.append((last, starts[-1]))
+            last = max(last, starts[-1] + t.size * item)
+            end = -(-last // 256) * 256 + GUARD
+        gaps.append((last, end))
         self._next += 1
         path = self._memory / str(self._next)
         with open(path, "w+b") as file:
-            file.truncate(max(end, 1))
+            file.truncate(end)
             memory = mmap.mmap(file.fileno(), 0)
         arrays: list[np.ndarray] = [np.ndarray(t.shape, NUMPY[t.dtype], memory, s) for t, s in zip(types, starts)]
         self._ask("bind", number=self._next, file=str(path), inputs=inputs, attributes=dict(attributes),
                          operands=[[s, list(t.shape), np.dtype(NUMPY[t.dtype]).str, TORCH[t.dtype]] for s, t in zip(starts, types)])
         path.unlink()
-        return self._next, arrays
+        return self._next, arrays, [np.ndarray((b - a,), np.uint8, memory, a) for a, b in gaps]
 
     def forget(self, number: int) -> None:
         """The process lets go of these operands before it gets others."""
@@ -173,7 +181,10 @@ class OutsideBound:
                  offset: int = 0, share: tuple[int, int] | None = None) -> None:
         shared = {len(ins) + share[0]: share[1]} if share is not None else {}
         self.candidate = candidate
-        self.number, arrays = candidate.place([*ins, *outs], shared, offset, len(ins), attrs)
+        self.number, arrays, self._guards = candidate.place([*ins, *outs], shared, offset, len(ins), attrs)
+        self._patterns = [np.frombuffer(secrets.token_bytes(g.size), np.uint8) for g in self._guards]
+        for guard, pattern in zip(self._guards, self._patterns):
+            guard[...] = pattern
         self.ins, self.outs = arrays[: len(ins)], arrays[len(ins):]
         for x in self.ins:
             x[...] = np.nan if x.dtype.kind == "f" else 0
@@ -192,9 +203,12 @@ class OutsideBound:
         self.call()
 
     def call(self) -> None:
-        """Call once."""
+        """Call once. VerdictError where a byte outside the operands was written."""
         for step in (self.candidate.bring, self.candidate.call, self.candidate.fetch):
             step([self.number])
+        for guard, pattern in zip(self._guards, self._patterns):
+            if not np.array_equal(guard, pattern):
+                raise VerdictError("the candidate wrote outside its operands", expected="every write inside an output")
 
 
 def ordinary(rng: np.random.Generator, out: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from alpha.errors import InputError
 from alpha.gates.outside.signature import Signature
-from alpha.ops.numerics import ACCUMULATE, LOWER, UNIT_ROUNDOFF, round_to, ulp, walk
+from alpha.ops.numerics import ACCUMULATE, LOWER, UNIT_ROUNDOFF, Walked, round_to, ulp, walk
 from alpha.ops.spec import Arrays, Sample
 from alpha.registry.judge import RATIO
 from alpha.types import Attrs
@@ -54,13 +54,139 @@ def function_of(folder: Path, text: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Oracle:
-    """The function as an oracle: always a tuple."""
+    """The function as an oracle: always a tuple of arrays. It gets views that it cannot write: what is judged later is the same memory."""
 
     function: Callable[..., Any]
 
     def __call__(self, *operands: np.ndarray) -> Arrays:
-        found = self.function(*operands)
-        return found if isinstance(found, tuple) else (found,)
+        views = [rounding(np.asanyarray(x).view()) for x in operands]
+        for x in views:
+            x.flags.writeable = False
+        found = self.function(*views)
+        several = isinstance(found, tuple) or (isinstance(found, list) and any(isinstance(y, np.ndarray) for y in found))
+        return tuple(np.asarray(y) for y in (found if several else (found,)))
+
+
+INSTEAD = {"dot": "a @ b", "inner": "(a * b).sum(axis=-1)", "vdot": "(a * b).sum()", "tensordot": "a @ b, of reshaped operands",
+           "einsum": "a @ b, or a product and .sum(axis=...)", "cumsum": "x @ a triangle of ones", "cumprod": "a loop over the axis",
+           "nancumsum": "x @ a triangle of ones", "nancumprod": "a loop over the axis", "trace": "np.diagonal(x).sum()",
+           "convolve": "a sum over shifted slices", "correlate": "a sum over shifted slices", "interp": "its formula",
+           "add.accumulate": "x @ a triangle of ones", "multiply.reduce": "a loop over the axis: y = y * x[..., i]"}
+"""What computes at once, so that a walk sees no single rounding of it -> what to write in its place."""
+
+EXACT = ("maximum", "minimum", "fmax", "fmin", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
+"""Ufuncs whose reductions and accumulations round nothing."""
+
+
+def _cannot(name: str) -> InputError:
+    do = INSTEAD.get(name, "ufuncs, a @ b, sum, mean, max and indexing")
+    return InputError("the reference calls what the walk for the tolerance cannot follow", came=f"np.{name}",
+                      expected="ufuncs, @, sum, mean, max, indexing and reshapes", do=f"write {do}")
+
+
+class Followed(np.ndarray):
+    """float64 on which a function that a walk cannot follow is an InputError: its result would count as one rounding."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        if method in ("reduce", "accumulate", "reduceat") and ufunc.__name__ not in EXACT and (method != "reduce" or ufunc is not np.add):
+            raise _cannot(name)
+        if method == "reduce" and ufunc is np.add and more.get("where", True) is not True:
+            raise _cannot("add.reduce with where")
+        plain = [np.asarray(x) if isinstance(x, Followed) else x for x in inputs]
+        if ufunc is np.matmul and min(np.ndim(x) for x in plain) < 2:
+            raise InputError("the walk for the tolerance multiplies matrices alone", came="@ of a vector", expected="two axes or more",
+                             do="write (a * v).sum(axis=-1), or v[:, None]")
+        result = getattr(ufunc, method)(*plain, **more)
+        if out is not None:
+            np.asarray(out[0])[...] = result
+            return out[0]
+        return followed(result)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        module = str(getattr(func, "__module__", ""))
+        if func.__name__ in INSTEAD or module.startswith(("numpy.linalg", "numpy.fft")):
+            raise _cannot(f"{module.removeprefix('numpy.')}.{func.__name__}" if module.startswith(("numpy.linalg", "numpy.fft"))
+                          else func.__name__)
+        return followed(super().__array_function__(func, types, args, kwargs))
+
+    def dot(self, *args: Any, **more: Any) -> Any:
+        raise _cannot("dot")
+
+    def cumsum(self, *args: Any, **more: Any) -> Any:
+        raise _cannot("cumsum")
+
+    def cumprod(self, *args: Any, **more: Any) -> Any:
+        raise _cannot("cumprod")
+
+    def trace(self, *args: Any, **more: Any) -> Any:
+        raise _cannot("trace")
+
+
+def followed(x: Any) -> Any:
+    """x as Followed where it is of floats."""
+    if isinstance(x, (tuple, list)):
+        return type(x)(followed(y) for y in x)
+    return np.asarray(x).view(Followed) if np.asarray(x).dtype.kind == "f" else x
+
+
+class Rounding(Walked):
+    """A walk whose constants are rounded too: what a kernel multiplies by is 0.1 in its own type, not in float64."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
+        operands = [self._constant(x) for x in inputs]
+        return rounding(super().__array_ufunc__(ufunc, method, *operands, out=out, **more))
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return rounding(super().__array_function__(func, types, args, kwargs))
+
+    def _constant(self, x: Any) -> Any:
+        if isinstance(x, float):
+            return float(round_to(np.asarray(x), self.sum_name))
+        return round_to(x, self.sum_name) if type(x) is np.ndarray and x.dtype.kind == "f" else x
+
+
+def rounding(x: Any) -> Any:
+    """x as Rounding where it is walked."""
+    if isinstance(x, (tuple, list)):
+        return type(x)(rounding(y) for y in x)
+    return x.view(Rounding) if isinstance(x, Walked) else x
+
+
+class Counting(np.ndarray):
+    """float64 that counts the elements which a walk of the same text computes one by one."""
+
+    steps: list[int]
+
+    def __array_finalize__(self, other: object) -> None:
+        self.steps = getattr(other, "steps", [0])
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
+        like = next(x for x in (*inputs, *(out or ())) if isinstance(x, Counting))
+        plain = [np.asarray(x) if isinstance(x, Counting) else x for x in inputs]
+        result = getattr(ufunc, method)(*plain, **more)
+        terms = np.shape(plain[0])[-1] if ufunc is np.matmul else 1
+        like.steps[0] += max(np.size(plain[0]), terms * sum(np.size(y) for y in (result if isinstance(result, tuple) else (result,))))
+        if out is not None:
+            np.asarray(out[0])[...] = result
+            return out[0]
+        if isinstance(result, tuple) or np.asarray(result).dtype.kind != "f":
+            return result
+        counted = np.asarray(result).view(Counting)
+        counted.steps = like.steps
+        return counted
+
+
+def steps(oracle: Callable[..., Any], inputs: Arrays, attrs: Attrs) -> int:
+    """Elements that a walk of the oracle computes, about: of a product each of its terms."""
+    count, operands = [0], list[np.ndarray]()
+    for x in inputs:
+        counted = np.asarray(x).view(Counting)
+        counted.steps = count
+        operands.append(counted if counted.dtype.kind == "f" else x)
+    with np.errstate(all="ignore"):
+        oracle(*operands, **attrs)
+    return count[0]
 
 
 class Erring(np.ndarray):

@@ -77,6 +77,10 @@ class Signature:
     outputs: tuple[Operand, ...]
     sizes: Mapping[str, Size]
 
+    def least(self) -> dict[str, int]:
+        """The least value of each size."""
+        return {name: s.near(s.least) for name, s in self.sizes.items()}
+
     def sizes_of(self, types: Sequence[TensorType]) -> dict[str, int]:
         """The value of each size in a call. ShapeError where operands do not fit the declared shapes."""
         expect(len(types) == len(self.inputs), self.name, "number of operands", len(types), len(self.inputs))

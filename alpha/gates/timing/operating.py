@@ -24,6 +24,7 @@ from alpha.errors import InputError
 from alpha.gates.cuda.calls import timed
 from alpha.gates.cuda.subjects import CudaBound
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, block_of, timed_block
+from alpha.gates.perf import representative
 from alpha.gates.subjects import fresh_nonce, generator, spec_of, warm_up
 from alpha.gates.timing import ab, against
 from alpha.profile import noise
@@ -47,6 +48,9 @@ class OnCpu:
     """The procedure between a kernel of the CPU and itself."""
 
     def __init__(self, component: Component, case_name: str) -> None:
+        cases = representative(component, fresh_nonce())
+        if case_name not in cases:
+            raise InputError("no such timed call", came=f"{component.id} {case_name}", expected=", ".join(cases) or "none")
         self._component, self._case = component, case_name
 
     def series(self) -> Callable[[int], list[float]]:
@@ -163,10 +167,10 @@ def resampled(series: Sequence[float], slowdown: float, rng: np.random.Generator
 
 
 def live(procedure: OnCpu | OnGpu, slowdown: float, trials: int, end: float) -> dict[str, int]:
-    """The same with the procedure as it runs, until the trials or the time are used up."""
+    """The same with the procedure as it runs, until the trials or the time are used up; once in any case."""
     counts = {PASS: 0, AMBIGUOUS: 0, FAIL: 0}
-    for _ in range(trials):
-        if time.perf_counter() > end:
+    for trial in range(trials):
+        if trial and time.perf_counter() > end:
             break
         counts[procedure.trial(slowdown).verdict] += 1
     return counts

@@ -13,7 +13,7 @@ from alpha.component import Measured
 from alpha.data import corpus
 from alpha.errors import CorruptError, InputError
 from alpha.gates.contracts.checks import Checks
-from alpha.gates.contracts.data import limits
+from alpha.gates.contracts.data import limits, walked
 from alpha.gates.contracts.data.support import Cases, any_bytes, folder, same_everywhere, write_texts
 
 
@@ -195,6 +195,13 @@ def _bad_input(rng: np.random.Generator) -> Measured:
         write_texts(root, {"empty.py": b"", "notes.md": b"text", "test/t.py": b"x"})
         count.refuses(InputError, lambda: corpus.stdlib_corpus(root), "only an empty file")
         count.refuses(InputError, lambda: corpus.stdlib_corpus(root / "none"), "no folder")
+        write_texts(root / "lib", {"a.py": b"1", "pkg/b.py": b"2", "test/t.py": b"3"})
+        for closed, good in (("pkg", False), ("test", True)):
+            with walked.closed(root / "lib" / closed):
+                if good:
+                    count.that(len(corpus.stdlib_corpus(root / "lib").documents) == 2, "a folder that the rule leaves out is in the way")
+                else:
+                    count.says(InputError, lambda: corpus.stdlib_corpus(root / "lib"), "a closed folder", f"{root / 'lib' / closed} (")
         count.refuses(InputError, lambda: corpus.corpus_of_files("x", root, ["gone.py"]), "a file that is not there")
         count.refuses(InputError, lambda: corpus.corpus_of_files("x", root, []), "no files")
         for most in (0, -1):
@@ -242,9 +249,17 @@ def _bad_folders(rng: np.random.Generator) -> Measured:
 
 
 FOLDER_CASES: Cases = {
-    "parity": [("folders, files and globs", _folders_and_globs)],
+    "parity": [
+        ("folders, files and globs", _folders_and_globs),
+        ("a path that exists is no pattern", walked.as_named),
+        ("prepared data is no text", walked.prepared_within),
+    ],
     "determinism": [("the hash is the same in a fresh process", _folder_same_everywhere)],
-    "faults": [("empty and missing input is refused", _bad_folders), ("what holds too little is refused", limits.odd_sources)],
+    "faults": [
+        ("empty and missing input is refused", _bad_folders),
+        ("what holds too little is refused", limits.odd_sources),
+        ("what cannot be reached is named", walked.unreached),
+    ],
 }
 
 CASES: Cases = {

@@ -37,28 +37,32 @@ def left_over(rng: np.random.Generator) -> Measured:
         for locks in (True, False):
             made = {"old": 90_000.0, "hour": 3600.0, "new": 0.0}
             for name, age in made.items():
-                (root / f".{name}.tmp").write_bytes(b"x")
+                (root / f".{name}.alpha-tmp").write_bytes(b"x")
                 (root / f"{files.MAKING}{name}").mkdir(exist_ok=True)
                 (root / f"{files.MAKING}{name}" / "of").write_bytes(b"x")
-                for path in (root / f".{name}.tmp", root / f"{files.MAKING}{name}"):
+                for path in (root / f".{name}.alpha-tmp", root / f"{files.MAKING}{name}"):
                     then = path.stat().st_mtime - age
                     os.utime(path, (then, then))
-            (root / ".gone.tmp").symlink_to(root / "nowhere")
+            (root / ".gone.alpha-tmp").symlink_to(root / "nowhere")
+            others = [".draft.tmp", ".making-of-film"]  # somebody's own: a run directory may lie beside anything
+            for path in (root / others[0], root / others[1]):
+                path.mkdir(exist_ok=True)
+                os.utime(path, (1.0, 1.0))
             refused = [] if locks else [mock.patch.object(files.fcntl, "flock", side_effect=OSError(errno.EBADF, "Bad file descriptor"))]
             for patch in refused:
                 patch.start()
             try:
                 files.sweep(root)
-                with open(root / ".new.tmp", "rb") as one:
+                with open(root / ".new.alpha-tmp", "rb") as one:
                     count.that(files.hold(one.fileno()) is locks, f"held, locks {locks}")
             finally:
                 for patch in refused:
                     patch.stop()
             left = sorted(p.name for p in root.iterdir())
             kept = ["new"] if locks else ["hour", "new"]
-            want = sorted([".gone.tmp", *(f".{name}.tmp" for name in kept), *(f"{files.MAKING}{name}" for name in kept)])
+            want = sorted([*others, ".gone.alpha-tmp", *(x for name in kept for x in (f".{name}.alpha-tmp", f"{files.MAKING}{name}"))])
             count.that(left == want, f"locks {locks}: {left}")
-            (root / ".gone.tmp").unlink()
+            (root / ".gone.alpha-tmp").unlink()
             files.sweep(root)
         full = "the disk is full", "free some space"
         for code, words in ((errno.ENOSPC, full), (errno.EDQUOT, full), (errno.EACCES, ("the file cannot be written", "check the folder"))):
@@ -300,6 +304,7 @@ def of_sources(rng: np.random.Generator) -> Measured:
     with folder() as root:
         texts = {name: _texts(rng, int(rng.integers(4, 9))) for name in ("a", "b", "c")}
         texts["b"] += [texts["a"][0], texts["a"][0]]
+        texts["c"] += texts["a"]  # far from their firsts, whatever validation takes
         for name, own in texts.items():
             write_texts(root / name, {f"{i:02d}.txt": text for i, text in enumerate(own)})
         made = prepare.prepare(_order(*(root / name for name in texts), unit=100), root / "out", workers=1)

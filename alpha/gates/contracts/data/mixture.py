@@ -208,15 +208,18 @@ def _bad_input(rng: np.random.Generator) -> Measured:
     no_source, twice, too_fine = "has a part that is no source with its weight", "names a source twice", "is too fine"
     for text, what, came in (
             *((text, no_source, repr(text)) for text in ("", "a", "a:", ":1", "a:0", "a:-1", "a:x", "a:nan", "a:inf", "a:1/0", "a\0:1")),
+            *((text, no_source, repr(text)) for text in ("a:1e5000", "a:1E-33", "a:" + "1" * 33)),
             ("a:1,,b:1", no_source, "''"), ("a:1, a:2", twice, "'a:2'"), ("a:1, b:2, a :x", twice, "'a :x'"),
             ("a:1, b:0.00001", too_fine, "2 sources, weights that add up to 100001"),
-            (",".join(f"s{i}:1" for i in range(65)), too_fine, "65 sources, weights that add up to 65")):
+            (",".join(f"s{i}:1" for i in range(65)), too_fine, "65 sources, weights that add up to 65"),
+            (",".join(f"s{i}:1/{10**28 + i}" for i in range(300)), too_fine, "300 sources, weights that add up to more than 10^100")):
         try:
             count.that(False, f"{text[:20]!r}: accepted as {mixture.sources_of(text)}")
         except ConfigError as error:
             said = error.what == f"data.mixture {what}" and str(error.came).startswith(came)
             count.that(said, f"{text[:20]!r}: {error.what}, came {error.came}")
     for text, due in (("a:0.7, b:0.3", [("a", 7), ("b", 3)]), ("a: 2 ,C:\\b:4", [("a", 1), ("C:\\b", 2)]),
+                      ("a:1e32", [("a", 1)]), ("a:" + "1" * 32, [("a", 1)]),
                       ("x/*.md:1e-2,y:1/50", [("x/*.md", 1), ("y", 2)])):
         count.that(mixture.sources_of(text) == due, f"{text} is {mixture.sources_of(text)}")
     with folder() as root:

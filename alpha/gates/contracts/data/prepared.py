@@ -21,7 +21,7 @@ from alpha.data import files, prepare, prepared, sources, tokenizer
 from alpha.data.hashed import file_bytes
 from alpha.errors import BusyError, CorruptError, InputError, MachineError
 from alpha.gates.contracts.checks import Checks
-from alpha.gates.contracts.data import corruption, limits, packed
+from alpha.gates.contracts.data import corruption, limits, packed, walked
 from alpha.gates.contracts.data.support import Cases, any_bytes, folder, parts_of, same_everywhere, text_like, write_texts
 
 UNIT, PART = 3000, 700
@@ -89,7 +89,7 @@ def _as_reference(rng: np.random.Generator) -> Measured:
             part, unit = (PART, UNIT) if kind == "bytes" else (int(rng.integers(200, 2000)), 100 * int(rng.integers(12, 60)))
             texts, lines, empty = made_up(rng, root / field, field, part, unit)
             share, labels = float(rng.uniform(0.05, 0.4)), ("lang", "n", "none")[: int(rng.integers(1, 4))]
-            rules = sources.Rules(field, labels, part, skip_bad=bool(rng.integers(2)))
+            rules = sources.Rules(field, labels * int(rng.integers(2, 4)), part, skip_bad=bool(rng.integers(2)))  # each counts once
             order = _order(root / field, tokenizer=kind, validation=share, rules=rules, unit=unit, sample=10**6, licence=f"CC {share}")
             made = prepare.prepare(order, root / f"out{count.cases}")
             sides = _split(texts, share)
@@ -112,7 +112,7 @@ def _as_reference(rng: np.random.Generator) -> Measured:
             count.that((made.facts["empty"], made.facts["bad"], made.facts["licence"], made.facts["field"])
                         == (empty, 0, f"CC {share}", field), f"{kind}: empty, bad, licence, field")  # fmt: skip
             counted = {label: sum(values.values()) for label, values in made.facts["labels"].items()}
-            count.that(counted == dict.fromkeys(labels, lines), f"{kind}: labels: {counted}")
+            count.that(counted == dict.fromkeys(labels, lines - empty), f"{kind}: labels: {counted}")
             count.that(set(made.facts["labels"]["lang"]) <= {"a", "b", "None"}, f"{kind}: values of a label")
     return count.measured()
 
@@ -210,7 +210,7 @@ def _after_kills(rng: np.random.Generator) -> Measured:
             with mock.patch.object(files.os, "replace", side_effect=_dying(int(when))), suppress(_Killed):
                 prepare.prepare(order, out)
             count.refuses(InputError, prepared.open_prepared, "an unfinished folder", out)
-            (out / f".left.{when}.tmp").write_bytes(b"of a killed process")
+            (out / f".left.{when}.alpha-tmp").write_bytes(b"of a killed process")
             recorded = [path.stem for path in out.glob("units/*.json")]
             if recorded:
                 path = next(out.glob(f"*/{recorded[int(rng.integers(len(recorded)))]}-*.tokens"))
@@ -290,14 +290,14 @@ def _bad_sources(rng: np.random.Generator) -> Measured:
         count.refuses(InputError, prepare.prepare, "UTF-16", _order(root / "wide"), root / "wide-out")
         write_texts(root / "other", {"mark.jsonl": b"\xef\xbb\xbf", "no.jsonl.gz": b"no gzip",
                                      "torn.jsonl.gz": packed_lines[:-9], "text.txt.gz": gzip.compress(b"a")})
-        for name in ("mark.jsonl", "torn.jsonl.gz", "no.jsonl.gz", "text.txt.gz", "nowhere.txt", "*.none"):
+        for name in ("mark.jsonl", "torn.jsonl.gz", "no.jsonl.gz", "text.txt.gz", "nowhere.txt", "*.none", "***"):
             order = _order(root / "other" / name, rules=sources.Rules(skip_bad=True))
             count.refuses(InputError, prepare.prepare, name, order, root / f"{name[0]}-out")
         write_texts(root, {"one.txt": b"alone", "two.txt": b"alone"})
         count.refuses(InputError, prepare.prepare, "one text alone", _order(root / "one.txt", root / "two.txt"), root / "one")
         for share in (0.0, 1.0, float("nan")):
             count.refuses(InputError, prepare.prepare, f"share {share}", _order(root / "one.txt", validation=share), root / "share")
-        for kind in ("bpe:", "bpe:x", "bpe:3", "bpe:9999", str(root / "none.json")):
+        for kind in ("bpe:", "bpe:x", "bpe:3", "bpe:9999", "bpe:" + "9" * 5000, str(root / "none.json")):
             order = _order(root / "long.jsonl", tokenizer=kind, rules=sources.Rules())
             count.refuses(InputError, prepare.prepare, kind, order, root / f"kind{count.cases}")
     return count.measured()
@@ -359,6 +359,7 @@ CASES: Cases = {
         ("parts and lines of any length", limits.lines_and_parts),
         ("frames hold the documents of the plain file", packed.in_frames),
         ("rows are documents", packed.in_rows),
+        ("prepared data is no text", walked.prepared_within),
     ],
     "determinism": [
         ("files are the same in a fresh process", _same_everywhere),
@@ -372,5 +373,6 @@ CASES: Cases = {
         ("bad sources are refused or counted", _bad_sources),
         ("folders in the way are refused", _folders),
         ("what no preparation makes is refused", limits.refused_folders),
+        ("what cannot be reached is named", walked.unreached),
     ],
 }

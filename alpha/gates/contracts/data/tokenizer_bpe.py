@@ -313,7 +313,7 @@ def full_disk(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measured:
             made.save(path)
         count.that(forced.get(path.stat().st_ino) == path.stat().st_size, "the file was not forced to the medium whole")
         count.that(root.stat().st_ino in forced, "its new name was not forced to the medium")
-        held, left, younger = root / ".held.tmp", root / ".left.tmp", root / ".younger.tmp"
+        held, left, younger = root / ".held.alpha-tmp", root / ".left.alpha-tmp", root / ".younger.alpha-tmp"
         for file in (held, left, younger):
             file.write_bytes(b"half")
         for file in (held, left):

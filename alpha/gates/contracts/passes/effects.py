@@ -414,8 +414,10 @@ def exchanged(ranks: int) -> Program:
         t.output("reduced", t.reduce(t.scale(x, factor=3.0), group="dp", size=ranks, root=0))
         if rank == 0:
             t.send(x, group="dp", size=ranks, to=1)
+            t.send(t.scale(x, factor=5.0), group="dp", size=ranks, to=1)  # before the other rank has received anything
         if rank == 1:
-            t.output("sent", t.extent(t.receive(group="dp", size=ranks, source=0, shape=(BOUND, WIDTH), dtype="f32"), n))
+            for name in ("sent", "sent then"):
+                t.output(name, t.extent(t.receive(group="dp", size=ranks, source=0, shape=(BOUND, WIDTH), dtype="f32"), n))
         plans.append(replace(lower(t.graph, collectives(), "cpu", 1, {"param": layout}), name="p"))
     others = tuple(Role((Step("p"),), {"p": f"p~{r}"}) for r in range(1, ranks))
     return Program("exchanged", {"p" if not r else f"p~{r}": plan for r, plan in enumerate(plans)}, (Step("p"),), {"param": layout},

@@ -23,6 +23,7 @@ from alpha.gates.contracts.reference import (
 )
 from alpha.graph.ir import Graph
 from alpha.graph.verify import verify
+from alpha.ops.numerics import ulp
 from alpha.passes.build import lower
 
 
@@ -83,10 +84,26 @@ def _lower_verifies(rng: np.random.Generator) -> Measured:
     return refuses(GraphError, lambda: lower(_swap(training_graph(references()[GPT])), kernels(), "cpu", 2, states))
 
 
+def _spacings(rng: np.random.Generator) -> Measured:
+    """What neighbours are apart, by which judges and spot checks allow: NumPy's own distance, down to numbers below the normal range, where
+    it no longer shrinks. bf16 has the exponents of f32 and 16 bits less."""
+    wrong, cases = list[str](), 0
+    for dtype, of, factor in (("f16", np.float16, 1.0), ("f32", np.float32, 1.0), ("f64", np.float64, 1.0), ("bf16", np.float32, 2.0**16)):
+        limits = np.finfo(of)
+        exponents = np.arange(limits.minexp - limits.nmant if factor == 1.0 else -133, limits.maxexp)
+        x = np.ldexp(1 + np.where(exponents < limits.minexp, 0.0, rng.integers(0, 128, exponents.size) / 128), exponents)
+        for found in (x, -x, np.array([0.0, -0.0])):
+            want = factor * np.spacing(np.abs(found).astype(of)).astype(np.float64)
+            wrong += [f"{dtype} at {at:g}" for at in found[ulp(found, dtype) != want]]
+            cases += found.size
+    return yes(not wrong, f"{len(wrong)}: {'; '.join(wrong[:3])}", cases=cases)
+
+
 CASES: Cases = {
     "verify.pass": {"parity": [*both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept),
                                ("units", traced.units_in_units), ("texts", traced.graph_texts), ("lines", edges.lines),
-                               ("attributes", edges.texts), ("of-rows", edges.of_rows), ("whole-texts", texts.graphs)],
+                               ("attributes", edges.texts), ("of-rows", edges.of_rows), ("whole-texts", texts.graphs),
+                               ("spacings", _spacings)],
                     "determinism": HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
                                ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),

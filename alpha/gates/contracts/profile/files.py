@@ -258,8 +258,9 @@ def gone_back(rng: np.random.Generator) -> Measured:
                 for forget in (s.checked_again, s.waits_again):
                     forget(step) if alone else forget(step, ranks)
                 sources = {f"s{i}": {"nats": float(i), "tokens": i, "bytes": i, "windows": i, "bits_per_byte": 0.5} for i in range(3)}
-                for at in (*range(6), step):
+                for at in range(7):
                     s.of_sources(at, sources)
+                s.rewind(step)
             gone = {rank, *(range(1 if alone else ranks, 5) if rank == 0 else ())}
             want = [(a, r) for a, r in itertools.product(range(7), range(5)) if a < step or r not in gone]
             for table in ("spot_checks", "data_waits"):

@@ -131,6 +131,11 @@ def ended(rng: np.random.Generator) -> Measured:
         checks.append(differs("asked when closed", words(lambda: served.ask("add", a=1, b=1)), (died[0], again, *died[2:])))
     with started("import sys; sys.exit('few words')") as served:
         checks.append(differs("one line of words", words(lambda: served.ask("any"))[2], "exit code 1: few words"))
+    for line in ("5", "{}", "[1]"):
+        with started(f"print({line!r}, flush=True); input()") as served:
+            said = words(lambda: served.ask("any"))
+            other = f"something else on its output: {line}"
+            checks.append(differs("no answer", said, ("ServedError", "made gave no answer to 'any'", other, "", "")))
     with started("pass") as served:
         said = words(lambda: served.ask("any"))
         checks.append(differs("no words", said, ("ServedError", "made ended at 'any'", "exit code 0: no words", "", "")))

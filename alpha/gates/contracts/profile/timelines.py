@@ -6,6 +6,7 @@ Times are drawn on one clock; each rank writes them down on its own. `Drawn.want
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -367,8 +368,49 @@ def _not_there(rng: np.random.Generator) -> list[tuple[str, bool]]:
             checks.append(differs("full", said, ("MachineError", "the trace cannot be written",
                                                  f"{root / name}: [Errno 28] No space left on device", "room and permission there", "")))
         checks.append(differs("nothing is left", sorted(p.name for p in root.iterdir()), ["m.sqlite"]))
+        pipe, link, there = root / "pipe", root / "link.json", root / "there.json"
+        os.mkfifo(pipe)
+        (root / "to-pipe").symlink_to(pipe)
+        (root / "loop").symlink_to("loop")
+        for out in (pipe, root / "to-pipe", root):
+            checks.append(differs(f"{out.name} is no file", tried(out, steps=[2]), (
+                "InputError", "the trace goes into a regular file", f"{out}, which is something else", "a new file, or one to replace",
+                "name another file: --out FILE")))
+        for out in (root / "loop", path / "t.json"):
+            checks.append(differs(out.name, tried(out, steps=[2])[:2], ("MachineError", "the trace cannot be written")))
+        link.symlink_to(there.name)
+        for _ in range(2):  # to what is not there yet, and to a file
+            checks.append(differs("followed", (tried(link, steps=[2]), link.is_symlink(), there.is_file() and read(there)[1]["unit"]),
+                                  ((), True, "ns")))
+            there.write_text("old")
+        checks.append(differs("what is left", (pipe.is_fifo(), sorted(p.name for p in root.iterdir())),
+                              (True, ["link.json", "loop", "m.sqlite", "pipe", "there.json", "to-pipe"])))
     return checks
 
 
+def set_back(rng: np.random.Generator) -> Measured:
+    """The clock of the day was set back between two sessions: together they are refused, and the steps of either alone are drawn."""
+    checks = []
+    for ranks in (1, 2):
+        run = Drawn(rng, ranks, False)
+        run.unix[1] = run.unix[0] - 5 * 10**9
+        early, late = ([s for s in sorted({s for s, _ in run.events}) if s // STEPS == n] for n in (0, 1))
+        over = 10**8 + 5 * 10**9 + 9
+        with folder() as root:
+            run.write(root / "m.sqlite", {})
+            for steps in (None, [early[0], late[1]], [early[1], *late]):
+                first = late[1] if steps == [early[0], late[1]] else late[0]
+                said = words(lambda steps=steps, root=root: trace.write(root / "m.sqlite", root / "t.json", steps))  # type: ignore[misc]
+                checks.append(differs("together", said, (
+                    "CorruptError", "a clock stepped backwards, so the timeline cannot be drawn",
+                    f"rank 0: session 1 began {over} ns before session 0 was last seen", "sessions one after the other",
+                    f"take steps before {first}, or those from it on: --step")))
+            for steps in (early, late):
+                trace.write(root / "m.sqlite", root / "t.json", steps)
+                got, want = read(root / "t.json")[0], run.want(steps, range(ranks))
+                checks += [(f"{steps}, {key}", got[key] == want[key]) for key in ("slices", "launched", "zero")]
+    return all_hold(checks)
+
+
 PARITY: Sequence[tuple[str, Case]] = (("many ranks", many_ranks),)
-FAULTS: Sequence[tuple[str, Case]] = (("said no", said_no),)
+FAULTS: Sequence[tuple[str, Case]] = (("said no", said_no), ("set back", set_back))

@@ -194,11 +194,14 @@ def _fewer(rng: np.random.Generator) -> Measured:
 
 
 def _torn(rng: np.random.Generator) -> Measured:
-    """A checkpoint that is torn is passed over: the one before counts."""
+    """A checkpoint that is torn is passed over: the one before counts. Where none is whole the job ends: it does not begin anew there."""
     run = Path("run")
     _, starts, _, _ = _supervised([LOST, LOST, GOOD], [10, -20, 20], ranks=2, restarts=3, fewest=2)
     wrong = [] if starts[1:] == [(2, 1, run, 10), (2, 2, run, 10)] else [f"starts {starts}"]
-    return measured(wrong, 1)
+    ended, starts, pauses, said = _supervised([LOST, LOST, GOOD], [-10, None, None], ranks=2, restarts=3, fewest=2)
+    held = ended == replace(LOST, told=ended.told) and len(starts) == 1 and not pauses and len(said) == 1
+    wrong += [] if held and "every checkpoint" in said[0] else [f"none is whole: {len(starts)} starts, said {said}"]
+    return measured(wrong, 2)
 
 
 def _not_again(rng: np.random.Generator) -> Measured:

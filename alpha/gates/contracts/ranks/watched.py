@@ -6,6 +6,7 @@ Ranks are processes of a warm server (members.py). Functions named `at_*` run in
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -44,7 +45,8 @@ def _waited(rng: np.random.Generator) -> Measured:
 
 
 def at_loss(world: World, what: str, victim: int) -> None:
-    """Reductions; at number four the victim does `what`. `circle`: each receives from the next. `chain`: but the victim sleeps."""
+    """Reductions; at number four the victim does `what`. `circle`: each receives from the next. `chain`: but the victim sleeps. `patient`:
+    it is stopped in long work that it announced."""
     group, x = world.group(WORLD), np.ones(500, np.float32)
     if what == "circle":
         collectives.receive(group, x, source=(group.index + 1) % group.size)
@@ -56,12 +58,14 @@ def at_loss(world: World, what: str, victim: int) -> None:
         collectives.receive(group, x, source=(group.index + 1) % 3)
     for step in range(8):
         if step == 4 and world.rank == victim:
-            misbehave(world, what)
+            with world.patient(60.0) if what == "patient" else nullcontext():
+                misbehave(world, "stops" if what == "patient" else what)
         collectives.all_reduce(group, x, x, reduce="average")
 
 
-SAYS = {"dies": "rank {} died", "exits": "rank {} died", "stops": "rank {} is stopped", "hangs": "rank {} is sleeping",
-        "raises": "MemoryError: planted", "circle": "ranks wait for each other in", "chain": "rank {} is sleeping"}
+SAYS = {"dies": "rank {} died", "exits": "rank {} died", "stops": "rank {} is stopped", "patient": "rank {} is stopped",
+        "hangs": "rank {} is sleeping", "raises": "MemoryError: planted", "circle": "ranks wait for each other in",
+        "chain": "rank {} is sleeping"}
 """What happens to a rank -> what the others say of it."""
 
 

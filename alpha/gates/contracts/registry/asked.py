@@ -115,7 +115,7 @@ def kept(rng: np.random.Generator) -> Measured:
             kept_as_was = asked.path(root).read_text() == (text if fell else asked.path(root).read_text())
             checks.that(refused == fell and kept_as_was and not asked.reasons_path(root).exists(), "renewed without a reason")
             checks.that(bool(fell) or asked.committed(root) == now, "a list that did not fall is not written")
-            why = f' it is "gone", {rng.integers(99)} \\ é\n'
+            why = f' it is "gone", {rng.integers(99)} \\ é \U0001f600 \x7f\n'
             asked.write(root, before)
             checks.that(asked.renew(root, now, why) == fell and asked.committed(root) == now, "renewed with a reason")
             checks.that(asked.reasons(root) == dict.fromkeys(fell, why.strip()), f"reasons: {asked.reasons(root)}")
@@ -176,7 +176,8 @@ def _fallen(rng: np.random.Generator) -> tuple[dict[str, str], dict[str, str], l
 
 
 def _entry(why: str, fell: list[str]) -> str:
-    return "\n".join(["[[renewed]]", f"why = {json.dumps(why)}", "items = [", *(f'    "{item}",' for item in fell), "]", ""])
+    quoted = json.dumps(why, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return "\n".join(["[[renewed]]", f"why = {quoted}", "items = [", *(f'    "{item}",' for item in fell), "]", ""])
 
 
 def _shown(items: list[str]) -> str:

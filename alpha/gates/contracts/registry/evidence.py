@@ -200,6 +200,9 @@ def _unreadable(rng: np.random.Generator) -> Measured:
             checks.tells(CORRUPT, denied, lambda: reference_classes(root))
         _line(path, "x\n" + "x" * MAX_BYTES + "\n")
         checks.that([len(line) for line in evidence.lines_of(path)] == [1, MAX_BYTES], "the longest line")
+        for end in "\r", "\x0b", "\x1c":  # as an editor of another system leaves them
+            _line(path, f"a{end}b\n")
+            checks.that(evidence.lines_of(path) == [f"a{end}b"], f"{end!r} ends a line")
         _line(path, "x\n" + "x" * (MAX_BYTES + 1) + "\n")
         told = ("an evidence line is too long", f"made.up.jsonl:2 with {MAX_BYTES + 1} bytes", f"at most {MAX_BYTES}", do)
         checks.tells(CORRUPT, told, lambda: evidence.lines_of(path))

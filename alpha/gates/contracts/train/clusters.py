@@ -21,8 +21,8 @@ from alpha.comm.segment import MOST_STREAMS
 from alpha.component import Measured
 from alpha.gates.contracts.checks import all_hold
 from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
-from alpha.train import engines, launch
-from alpha.train.engines import Place
+from alpha.train import clusters, launch
+from alpha.train.clusters import Place
 from alpha.train.launch import Seat
 
 SECRET = "0123456789abcdef"
@@ -47,7 +47,7 @@ class _Job:
     def refused(self, kind: str, what: str, came: str, expected: str, do: str, **wrong: str | None) -> tuple[str, str]:
         """What a changed environment ends in, and what it must."""
         own = {k: v for k, v in {**self.environment, **wrong}.items() if v is not None}
-        return said(lambda: engines.ranks(own)), error_text(kind, what, came, expected, do)
+        return said(lambda: clusters.ranks(own)), error_text(kind, what, came, expected, do)
 
 
 def slurm(rng: np.random.Generator) -> Measured:
@@ -60,15 +60,15 @@ def slurm(rng: np.random.Generator) -> Measured:
         for more, met in (({}, (address, j.port)), ({"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500"}, ("10.0.0.9", 29500)),
                           ({"MASTER_ADDR": ""}, None)):
             environment = {**j.environment, **more}
-            found = engines.ranks(environment)
+            found = clusters.ranks(environment)
             if each == 1:
                 address, port = met or (j.first, j.port)
-                same(checks, "a host", (found is environment, engines.place(environment)), (True,
+                same(checks, "a host", (found is environment, clusters.place(environment)), (True,
                                                                                             Place(j.host, hosts, f"{address}:{port}")))
                 continue
             if met is None:
                 continue
-            same(checks, "no host", engines.place(environment), None)
+            same(checks, "no host", clusters.place(environment), None)
             own = {"RANK": str(j.rank), "WORLD_SIZE": str(hosts * each), "LOCAL_RANK": str(j.local), "LOCAL_WORLD_SIZE": str(each),
                    "MASTER_ADDR": met[0], "MASTER_PORT": str(met[1]), "TORCHELASTIC_RUN_ID": f"slurm {j.job}.{j.step}"}
             same(checks, "a rank", found, {**environment, **own})
@@ -80,7 +80,7 @@ def slurm(rng: np.random.Generator) -> Measured:
             same(checks, "of its host", seat and seat.local_size, each)
         for without in ({"SLURM_STEP_ID": None}, {"SLURM_STEP_NUM_TASKS": "1"}, {"RANK": "0"}, {"WORLD_SIZE": "2"}):
             environment = {k: v for k, v in {**j.environment, **without}.items() if v is not None}
-            same(checks, f"{without}", (engines.ranks(environment) is environment, engines.place(environment)), (True, None))
+            same(checks, f"{without}", (clusters.ranks(environment) is environment, clusters.place(environment)), (True, None))
     j = _Job(rng, 2, 4)
     alike, number = "the hosts of a job have the same number of ranks", "the engine of this cluster does not say which process this is"
     for tasks in ("5,3", "4(x3)", "4"):
@@ -101,10 +101,10 @@ def slurm(rng: np.random.Generator) -> Measured:
                                                  "names such as node[1-4]",
                                                  "set MASTER_ADDR to an address of the first host", SLURM_STEP_NODELIST=names or None))))
     for text, counts in (("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,2(x2),10", [1, 2, 2, 10])):
-        same(checks, text, engines._tasks(text), counts)
+        same(checks, text, clusters._tasks(text), counts)
     for names, first in (("node1", "node1"), ("node[007,9-12],login", "node007"), ("a,b", "a"), ("r[1-2]n[07-12]-ib,x", "r1n07-ib"),
                          ("n[3]", "n3")):
-        same(checks, names, engines.first_host(names), first)
+        same(checks, names, clusters.first_host(names), first)
     return all_hold(checks)
 
 
@@ -131,7 +131,7 @@ def hosts(rng: np.random.Generator) -> Measured:
             (j.environment, {"hosts": 3, "host": 2}, (3, 2, met), 1), (j.environment, {"hosts": 2, "host": 1, "meet": "c:3"}, (2, 1, "c:3"),
                                                                        1)):
         args = argparse.Namespace(**{"nproc": 1, "hosts": None, "host": None, "meet": "", **given})
-        across = engines.across(args, environment)
+        across = clusters.across(args, environment)
         address, _, port = found[2].rpartition(":")
         same(checks, f"{given}", ((args.hosts, args.host, args.meet), across), (found, Across(
             found[1], found[0], address, int(port), SECRET.encode(), streams) if streams else None))
@@ -139,13 +139,18 @@ def hosts(rng: np.random.Generator) -> Measured:
                   {"hosts": 2, "meet": "a:x"}, {"hosts": 2, "meet": "a:0"},
                   {"hosts": 2, "meet": "a:65536"}, {"hosts": 2, "nproc": 0}, {"hosts": 0}, {"hosts": 2, "meet": "a"}):
         own: dict[str, Any] = {"nproc": 1, "host": 0, "meet": "a:1", **given}
-        same(checks, f"{given}", said(lambda: engines.across(argparse.Namespace(**own), alone)), error_text(
+        same(checks, f"{given}", said(lambda: clusters.across(argparse.Namespace(**own), alone)), error_text(
             "InputError", "a job on several hosts says where they meet, and which one this is",
             f"--hosts {own['hosts']}, --host {own['host']}, --nproc {own['nproc']}, --meet {own['meet'] or 'nothing'}",
             f"--host from 0 to {own['hosts'] - 1}, --nproc of each, --meet ADDRESS:PORT of host 0",
             "give all hosts the same --hosts, --nproc and --meet, and each its own --host"))
-    same(checks, "a pod", (engines.place(pod), engines.place({})), (Place(1), None))
-    same(checks, "no pod", said(lambda: engines.place({"JOB_COMPLETION_INDEX": "three"})), error_text(
+    for lonely in ({"host": 5}, {"meet": "a:1"}, {"host": 1, "hosts": 1}):  # a worker whose --hosts was forgotten
+        own = {"nproc": 1, "hosts": None, "host": None, "meet": "", **lonely}
+        same(checks, f"{lonely}", said(lambda: clusters.across(argparse.Namespace(**own), alone)), error_text(
+            "InputError", "a job on several hosts says how many they are", f"--host {own['host'] or 0}, --meet {own['meet'] or 'nothing'}",
+            "--hosts N", "add --hosts, or leave out --host and --meet"))
+    same(checks, "a pod", (clusters.place(pod), clusters.place({})), (Place(1), None))
+    same(checks, "no pod", said(lambda: clusters.place({"JOB_COMPLETION_INDEX": "three"})), error_text(
         "InputError", "the engine of this cluster does not say which process this is", "JOB_COMPLETION_INDEX=three",
         "JOB_COMPLETION_INDEX as a whole number", "unset the engine's variables and give --hosts, --host and --meet"))
     return all_hold(checks)

@@ -188,6 +188,13 @@ def beginnings(rng: np.random.Generator) -> Measured:
                         ("a@1@2", (Path("a@1"), 2)),
                         ("a@", (Path("a@"), None)), ("a@-1", (Path("a@-1"), None))):
         same(checks, text, hub.at_step(text), found)
+    long = f"a@{10**18 - 1}", f"a@{10**18}"
+    same(checks, "digits", [hub.at_step(text) for text in long], [(Path("a"), 10**18 - 1), (Path(long[1]), None)])
+    with tempfile.TemporaryDirectory(prefix="alpha-at-") as root:
+        named = Path(root) / "a@12"  # a run may be called so
+        same(checks, "no such folder", hub.at_step(str(named)), (Path(root) / "a", 12))
+        named.mkdir()
+        same(checks, "a folder of that name", hub.at_step(str(named)), (named, None))
     return all_hold(checks)
 
 
@@ -211,7 +218,8 @@ def tokenizer_files(rng: np.random.Generator) -> Measured:
     merges = [(97, 98), (257, 99), (32, 258)]
     with tempfile.TemporaryDirectory(prefix="alpha-tokens-") as root:
         file = Path(root) / "tokenizer.json"
-        for ours, pairs in ((ByteTokenizer(), []), (BPETokenizer(merges), [["a", "b"], ["ab", "c"], [letters[32], "abc"]])):
+        for ours, pairs in ((ByteTokenizer(), []), (BPETokenizer([]), []),
+                            (BPETokenizer(merges), [["a", "b"], ["ab", "c"], [letters[32], "abc"]])):
             spelled = ["".join(letters[b] for b in token) for token in ours.tokens]
             spelled[256] = "<|endoftext|>"
             split = {"type": "Split", "pattern": {"Regex": hf_tokenizer.word_pattern("code-v1")}, "behavior": "Isolated", "invert": False}
@@ -219,7 +227,7 @@ def tokenizer_files(rng: np.random.Generator) -> Measured:
                 "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None, "decoder": level,
                 "added_tokens": [{"id": 256, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
                                   "normalized": False, "special": True}],
-                "pre_tokenizer": {"type": "Sequence", "pretokenizers": [level, split] if pairs else [level]},
+                "pre_tokenizer": {"type": "Sequence", "pretokenizers": [level, split] if isinstance(ours, BPETokenizer) else [level]},
                 "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
                           "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "merges": pairs,
                           "vocab": {name: i for i, name in enumerate(spelled)}}}
@@ -364,7 +372,10 @@ def sampled_text(rng: np.random.Generator) -> Measured:
     with _models(rng) as made:
         path, flat = made.run("gpt", 3)
         made.run("llama")
-        opened, own_tokenizer, step = sample.open_run(path, _CATALOGUE)
+        copied = list[bytes]()
+        with instead(sample, refresh=lambda own: copied.append(own.state("param").tobytes())):
+            opened, own_tokenizer, step = sample.open_run(path, _CATALOGUE)
+        same(checks, "copies are made of what was read", copied, [flat.tobytes()])
         with opened:
             same(checks, "opened", (opened.state("param").tobytes(), own_tokenizer.hash, step), (flat.tobytes(), tokenizer.hash, 3))
         same(checks, "no such step", said(lambda: sample.open_run(path, _CATALOGUE, 4)).split(":")[0], "InputError")

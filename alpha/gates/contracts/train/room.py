@@ -311,7 +311,7 @@ def examined(rng: np.random.Generator) -> Measured:
         def no_corpus() -> Any:
             raise InputError("no standard library", do="install it")
 
-        made, usable = _components(3), {"c0", "c1", "c2"} if full else {"c1"}
+        made, usable = _components(3 if full else 5), {"c0", "c1", "c2"} if full else {"c1", "c4"}  # c3 and c4 run elsewhere
         if not full:
             made.broken["mod"] = "why"
         system = SimpleNamespace(**({"sched_getaffinity": lambda pid: range(5)} if full else {"cpu_count": lambda: 1}),
@@ -328,6 +328,7 @@ def examined(rng: np.random.Generator) -> Measured:
                      classes=lambda root: ["k"] if full else [],
                      shipped_root=lambda: "root",
                      Registry=lambda catalogue: SimpleNamespace(status=lambda i: SimpleNamespace(usable=i in usable)),
+                     why_not_here=lambda c: "a GPU" if c.id > "c2" else "",
                      gpu_classes=lambda: [SimpleNamespace(key=x) for x in classes], subprocess=tool(answers),
                      importlib=SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: full or None)),
                      metadata=SimpleNamespace(version=lambda name: "1.2"),
@@ -340,7 +341,8 @@ def examined(rng: np.random.Generator) -> Measured:
         same(checks, f"full {full}", found, [
             ("ok", "python", "3.x (Py)", ""), *both, ("ok", "memory", "4.0 GiB", ""), ("ok", "disk", "0.2 GiB free here", ""),
             ("ok", "corpus", "standard library, 12 files, 3.2 MB, abababababab", ""), ("ok", "machine class", "a machine  (k)", ""),
-            ("ok", "evidence", "ships with this checkout for this machine class", ""), ("ok", "components", "3 of 3 usable here", ""),
+            ("ok", "evidence", "ships with this checkout for this machine class", ""),
+            ("ok", "components", "3 of 3 that can run here are usable", ""),
             ("ok", "GPU", "H100; H200", ""), ("ok", "GPU class", "sm90-H100, sm90-H200", ""), ("ok", "nvcc", "release 13.0 (/x/nvcc)", ""),
             ("ok", "pycuda", "1.2", ""), ("ok", "clean process", "everything mapped is of an allowed origin", "")] if full else [
             ("missing", "python", "3.x (Py)", "install Python 3.10 or newer"), *both, ("missing", "disk", "0.2 GiB free here",
@@ -348,8 +350,8 @@ def examined(rng: np.random.Generator) -> Measured:
             ("missing", "corpus", "no standard library", "install it"),
             ("missing", "kernel files", "mod cannot be loaded: why", "mend the file; until then nothing runs"),
             ("ok", "machine class", "a machine  (k)", ""), ("note", "evidence", "none ships for this machine class",
-             "`alpha train` runs the missing gates first and keeps them here"), ("note", "components", "1 of 3 usable here",
-                                                                                 "`alpha gate run --stale`"),
+             "`alpha train` runs the missing gates first and keeps them here"), 
+            ("note", "components", "1 of 3 that can run here are usable; 2 need another machine", "`alpha gate run --stale`"),
             ("missing", "GPU", "no nvidia-smi: no NVIDIA driver here", "a Hopper GPU (H100, H200) is needed for the GPU suites only"),
             ("missing", "nvcc", "not on PATH", "kernels for Hopper are compiled with the CUDA toolkit's nvcc"),
             ("missing", "pycuda", "not installed", "in the checkout: python3 -m pip install --editable '.[gpu]'"),

@@ -54,7 +54,7 @@ def made(rng: np.random.Generator) -> Measured:
     checks: Named = []
     with _folder() as (root, cfg):
         runs, tokenizer = root / "runs", ByteTokenizer()
-        part = runs / f".making-r-{os.getpid()}"
+        part = runs / f".alpha-making-r-{os.getpid()}"
         same(checks, "no run", said(lambda: rundir.find(cfg)), error_text(
             "InputError", "there is no run to resume", runs / "r", "a run directory", "start it without --resume"))
         for number in (1, 2, 3):
@@ -66,11 +66,11 @@ def made(rng: np.random.Generator) -> Measured:
                 same(checks, "manifest", ({k: v for k, v in manifest.items() if k not in ("run", "sha256")}, len(manifest["run"]),
                                           rundir.is_sound(manifest)), (
                     {"format": 2, "status": "UNGATED", "sessions": [], "folder": os.getcwd()}, 32, True))
-        for name, there in (("r-10", True), ("r-9", True), ("r-x", True), ("rr-99", True), ("r-11", False), ("r--12", True),
-                            ("r-², ", True)):
+        for name, called in (("r-10", "r"), ("r-9", "r"), ("r-x", "r"), ("rr-99", "r"), ("r-11", ""), ("r--12", "r"), ("r-², ", "r"),
+                             ("r-13", "r-13"), ("r-1", "r-1")):
             (runs / name).mkdir()
-            if there:
-                (runs / name / "config.toml").write_text("")
+            if called:
+                (runs / name / "config.toml").write_text(replace(cfg, run=replace(cfg.run, name=called)).resolved())
         same(checks, "the newest", rundir.find(cfg), runs / "r-10")
         for name in ("r-10", "r-9"):
             shutil.rmtree(runs / name)
@@ -160,13 +160,16 @@ def manifests(rng: np.random.Generator) -> Measured:
             path = held.path
         file = path / "manifest.json"
         same(checks, "gated", seal.why_ungated(path), "")
-        sound = {"status": "x", "sessions": [{"source": {}}, {}], "flops": {}, "folder": ""}
+        sound = {"status": "x", "sessions": [{"source": {}}, {}], "flops": {}, "folder": "", "targets": {"mfu": 0.4, "hfu": 1}}
         for text, what, came in (
                 ("{", "the manifest of a run is damaged", None), ('{"a": NaN}', "the manifest of a run is damaged", "NaN is no JSON"),
                 ("[]", "the manifest of a run is no JSON object", ""), ("3", "the manifest of a run is no JSON object", ""),
                 (json.dumps({**sound, "sessions": 3}), "", "sessions = 3"), (json.dumps({**sound, "sessions": [3]}), "", "sessions = [3]"),
                 (json.dumps({**sound, "sessions": [{"source": 1}]}), "", "sessions = [{'source': 1}]"),
                 (json.dumps({**sound, "flops": []}), "", "flops = []"),
+                *((json.dumps({**sound, "targets": x}), "", f"targets = {x}") for x in ([1], 3, {"mfu": "x"}, {"mfu": True}, {"mfu": None},
+                                                                                        {"a": 1, "mfu": [1]}, {"mfu": 10**400})),
+                (json.dumps({**sound, "targets": {}}).replace("{}}", '{"mfu": 1e999}}'), "", "targets = {'mfu': inf}"),
                 (json.dumps({**sound, "status": 3}), "", "status = 3"), (json.dumps({**sound, "folder": None}), "", "folder = None"),
                 (json.dumps(sound), None, None), ("{}", None, None)):
             file.write_text(text)
@@ -188,10 +191,10 @@ def manifests(rng: np.random.Generator) -> Measured:
         same(checks, "none", (rundir.read_manifest(path), seal.why_ungated(path)), ({}, "its manifest is missing"))
         with instead(folders, steps=_refuses):
             same(checks, "the disk", seal.why_ungated(path), "it cannot be read: [Errno 5] refused")
-        same(checks, "a run", [rundir.is_run(x) for x in (path, root, path.with_name(".making-r"))], [True, False, False])
-        (root / ".making-x").mkdir()
-        (root / ".making-x" / "config.toml").write_text("")
-        same(checks, "half-made", rundir.is_run(root / ".making-x"), False)
+        same(checks, "a run", [rundir.is_run(x) for x in (path, root, path.with_name(".alpha-making-r"))], [True, False, False])
+        (root / ".alpha-making-x").mkdir()
+        (root / ".alpha-making-x" / "config.toml").write_text("")
+        same(checks, "half-made", rundir.is_run(root / ".alpha-making-x"), False)
         same(checks, "no run", said(lambda: rundir.read_config(root)), error_text(
             "InputError", "this is not a run directory", root, "a folder with config.toml, such as runs/demo",
             "give the folder that `alpha train` printed"))

@@ -70,13 +70,16 @@ def place(environment: Mapping[str, str]) -> Place | None:
 def across(args: argparse.Namespace, environment: Mapping[str, str]) -> Across | None:
     """The job's hosts, as --hosts, --host and --meet name them and an engine says where the command line leaves them out; None for this one
     alone. `args` holds the first two of them then. InputError for what does not fit."""
-    told = place(environment)
+    told, here = place(environment), args.host or (args.meet and args.hosts is None)
     if told is not None and args.hosts in (None, told.hosts or args.hosts):
         args.hosts = args.hosts or told.hosts or None
         args.host = told.host if args.host is None else args.host
         args.meet = args.meet or told.meet
     args.hosts, args.host = 1 if args.hosts is None else args.hosts, args.host or 0
     if args.hosts == 1:
+        if here:
+            raise InputError("a job on several hosts says how many they are", came=f"--host {args.host}, --meet {args.meet or 'nothing'}",
+                             expected="--hosts N", do="add --hosts, or leave out --host and --meet")
         return None
     address, _, port = args.meet.rpartition(":")
     if not 0 <= args.host < args.hosts or args.nproc < 1 or not address or not port.isdecimal() or not 0 < int(port) < 1 << 16:
