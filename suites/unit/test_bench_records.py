@@ -183,7 +183,10 @@ def test_a_figure_edited_by_hand_or_out_of_date_is_seen(place: Path) -> None:
 
 
 @pytest.mark.parametrize("claim", ["GPT-2 124M 598k tokens/s", "it is 1.13 times the speed of PyTorch", "MFU 48.3 %", "at 720 TFLOP/s",
-                                   "moves 4.1 TB/s", "takes 107 ms", "2 times faster", "in 35 us", "12 % faster"])
+                                   "moves 4.1 TB/s", "takes 107 ms", "2 times faster", "in 35 us", "12 % faster",
+                                   "600,739 tokens per second", "600,739 tokens a second", "48.5 % MFU", "48.5% of MFU", "1.17x as fast",
+                                   "1.17x the speed of PyTorch", "17 percent faster", "17 per cent slower", "a step takes 0.109 s",
+                                   "a step of GPT-2 is 0.109 seconds", "737 TFLOPS", "0.7 PFLOP/s", "it needs 109 milliseconds"])
 def test_a_speed_outside_a_region_is_seen(place: Path, claim: str) -> None:
     readme = place / "README.md"
     readme.write_text(readme.read_text() + f"\nSo: {claim}.\n")
@@ -191,7 +194,8 @@ def test_a_speed_outside_a_region_is_seen(place: Path, claim: str) -> None:
 
 
 def test_words_that_claim_no_speed_pass() -> None:
-    assert docs.claims("memory, MFU; 42 components, a minute, 1.1 billion parameters, Python 3.10, 124M; arXiv:2109.08668\n") == []
+    assert docs.claims("memory, MFU; 42 components, a minute, 1.1 billion parameters, Python 3.10, 124M; arXiv:2109.08668\n"
+                       "within 0.01 of it, a mask of 64 x 1024 tokens, the step after 20 seconds, 1.2 x 3, steps 5 to 9\n") == []
 
 
 def test_a_commit_that_is_none_is_seen(place: Path) -> None:
