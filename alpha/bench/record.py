@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -25,6 +24,7 @@ from alpha.bench import clocks, floor
 from alpha.bench.peer import ROOT
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.profile import noise
+from alpha.registry.gpu import GpuClass, family_of
 from alpha.train.peak import SHEETS
 
 FORMAT = 1
@@ -268,9 +268,9 @@ def _run(name: str, body: Mapping[str, Any]) -> None:
     for key in ("tokens_per_second", "workflow_tokens_per_second", "mfu", "goodput") if _sheet(body["machine"]) else ():
         if f[key] is None:
             raise _wrong(name, key, None, "a figure of every run on a GPU")
-    many = re.search(r"x(\d+)-", body["machine"])
+    devices = GpuClass.from_key(body["machine"]).devices if family_of(body["machine"]) == "cuda" else 1
     if rate is not None and f["mfu"] is not None:
-        _near(name, "mfu", f["mfu"], rate * flops["per_token"] / (flops["peak"] * (int(many[1]) if many else 1)))
+        _near(name, "mfu", f["mfu"], rate * flops["per_token"] / (flops["peak"] * devices))
     if rate is not None and workflow is not None:
         if not workflow <= rate * (1 + NEAR):
             raise _wrong(name, "workflow_tokens_per_second", workflow, f"at most the steady {rate}")
