@@ -129,10 +129,9 @@ def components(pattern: str) -> list[Component]:
 
 
 def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Console) -> int:
-    commit = record.clean_commit() if args.record else ""
+    commit = _recorded(args)
     if args.record and args.what not in GROUPS:
         raise InputError("a record is of a group of kernels", came=args.what, expected=", ".join(GROUPS))
-    _require_whole(args)
     deadline = time.monotonic() + args.budget if args.budget is not None else math.inf
     results: list[kernel.Result] = []
     device = "cuda" if chosen[0].backend == "cuda" else "cpu"
@@ -301,7 +300,7 @@ def _comm_device(args: argparse.Namespace, console: Console) -> int:
                          came="another argument", do="leave out the others")
     from alpha.bench import comm_device
 
-    commit = record.clean_commit() if args.record else ""
+    commit = _recorded(args)
     here = gpu_class(args.nproc)
     if here is None:
         raise MachineError("NOT_RUN: collectives among GPUs need one for each rank", came=asked().why or f"{len(asked().gpus)} here",

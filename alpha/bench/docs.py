@@ -25,8 +25,11 @@ from alpha.registry.gpu import class_of_key
 
 REGION = re.compile(r"(<!-- bench:(\S+) -->\n)(.*?)(<!-- /bench -->)", re.S)
 OPENING = re.compile(r"^<!-- bench:", re.M)
-SPEED = re.compile(r"\d[\d,.]*\s*k?\s*(?:tokens/s|tok/s|[TG]FLOP/s|[TGM]B/s)|\bMFU(?: of| is)?:? \d|\btimes (?:the|its|their) speed"
-                   r"|\btimes (?:as fast|faster)|\d\s*(?:us|µs|ms)\b|\d\s*(?:%|times|x) (?:faster|slower)", re.I)
+SPEED = re.compile(r"\d[\d,.]*\s*[km]?\s*(?:tokens/s|tokens (?:per|a) second|tok/s|[TGP]FLOP/s|[TGP]FLOPS\b|[TGM]B/s)"
+                   r"|\bMFU(?: of| is)?:? \d|\d\s*% (?:of )?MFU\b|\btimes (?:the|its|their) speed|\btimes (?:as fast|faster)"
+                   r"|\d\s*x (?:as fast|the speed)|\d\s*(?:us|µs|ms|milliseconds|microseconds)\b"
+                   r"|\bstep\b[^.]*?\b(?:takes?|took|in|of|is) (?:only |about )?\d[\d.,]*\s*(?:s|seconds?)\b"
+                   r"|\d\s*(?:%|percent|per cent|times|x) (?:faster|slower)", re.I)
 CEILING = "ceiling"
 Record = Mapping[str, Any]
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ UNSUPPORTED = "Unsupported: "
 class Row:
     """One line. ns: median time of a call; share: of the ceiling; ratio: its time over ours with its interval (above 1: ours is faster).
     `difference` from our outputs and the largest that is allowed. `why`: why there are no figures; then they are NaN. `failed`: because
-    the peer ended in an error. `blocks`: [ns a call, SM MHz] of each round; `discarded` were throttled, in it or in ours."""
+    the peer ended in an error. `blocks`: [ns a call, SM MHz] of each round; `discarded` were throttled, in it or in ours: `kept` says which
+    count."""
 
     name: str
     ns: float = float("nan")
@@ -47,12 +49,14 @@ class Row:
     failed: bool = False
     discarded: int = 0
     blocks: list[list[float]] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Result:
     """One call. `limit`: bytes or flops; `work`: FLOPs by the row's count, `flops` the version of that model, `bytes`: the fewest.
-    `discarded` of `rounds` blocks of ours were throttled. `why`: why it was not measured."""
+    `discarded` of `rounds` blocks of ours were throttled. `why`: why it was not measured. `ceilings`: name, work, blocks and which count of
+    each; the least time follows from them, and from `work` where it may run on `tensor_cores`."""
 
     component: str
     case: str
@@ -65,6 +69,8 @@ class Result:
     discarded: int = 0
     rows: list[Row] = field(default_factory=list)
     why: str = ""
+    tensor_cores: bool = True
+    ceilings: list[dict[str, Any]] = field(default_factory=list)
 
 
 def bench(component: Component, catalogue: Catalogue, peer: Peer | None, *, rounds: int = ROUNDS, pattern: str = "*",
@@ -108,9 +114,13 @@ def _case(component: Component, timed: Timed, peer: Peer | None, rounds: int, rn
     ours = float(np.median(times[OURS][kept[OURS].mask]))
     family = max(1, len(rows))
     done = [_figures(row, taken, kept, ceiling, family) if not row.why and row.name in times else row for row in rows]
-    lines = [Row(OURS, ours, ceiling / ours, (1.0, 1.0, 1.0), discarded=kept[OURS].discarded, blocks=_plain(taken[OURS])),
+    lines = [Row(OURS, ours, ceiling / ours, (1.0, 1.0, 1.0), discarded=kept[OURS].discarded, blocks=_plain(taken[OURS]),
+                 kept=kept[OURS].mask.tolist()),
              Row(CEILING, ceiling, 1.0, (ceiling / ours,) * 3), *done]
-    return replace(result, limit=limit, rounds=rounds, discarded=kept[OURS].discarded, rows=lines)
+    ceilings = [{"name": name, "work": work, "blocks": _plain(taken[name]), "kept": kept[name].mask.tolist()}
+                for name, (work, _) in timed.ceilings.items()]
+    return replace(result, limit=limit, rounds=rounds, discarded=kept[OURS].discarded, rows=lines, tensor_cores=timed.tensor_cores,
+                   ceilings=ceilings)
 
 
 def _plain(blocks: clocks.Blocks) -> list[list[float]]:
@@ -125,7 +135,7 @@ def _figures(row: Row, taken: Mapping[str, clocks.Blocks], kept: Mapping[str, no
     theirs, ours = (np.array([ns for ns, _ in taken[name]])[both.mask] for name in (row.name, OURS))
     ns = float(np.median(theirs))
     return replace(row, ns=ns, share=ceiling / ns, ratio=clocks.ratio(theirs, ours, family), discarded=both.discarded,
-                   blocks=_plain(taken[row.name]))
+                   blocks=_plain(taken[row.name]), kept=both.mask.tolist())
 
 
 # -- peers ---------------------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Row:
     """One line. ns: median time of a step over the blocks that count; memory: bytes of the device (CPU: ours alone, its arenas; 0 = not
     counted); ratio: its time over ours with its interval (NaN bounds: too few rounds, or not in alternation). `difference` of loss and norm
     from ours. `together`: in alternation with ours, whose median in the same rounds is `ours`. `blocks`: [ns a step, SM MHz, watts, degrees
-    Celsius] of each in order, `beside` the same of ours in the same rounds; `discarded` rounds were throttled."""
+    Celsius] of each in order, `beside` the same of ours in the same rounds; `discarded` rounds were throttled, `kept` says which count."""
 
     name: str
     ns: float = NAN
@@ -95,6 +95,7 @@ class Row:
     discarded: int = 0
     blocks: list[list[float]] = field(default_factory=list)
     beside: list[list[float]] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -579,7 +580,8 @@ class Session:
         if row.name not in taken:
             return replace(row, why="it failed while it was timed")
         both = noise.keep(~(kept[OURS].mask & kept[row.name].mask))
-        row = replace(row, discarded=both.discarded, blocks=_plain(taken[row.name]), beside=_plain(taken[OURS]))
+        row = replace(row, discarded=both.discarded, blocks=_plain(taken[row.name]), beside=_plain(taken[OURS]),
+                      kept=both.mask.tolist())
         if not both.believed:
             return replace(row, why=f"throttled: {both.discarded} of {both.mask.size} rounds discarded")
         mine, own = (np.array([ns for ns, _ in taken[name]])[both.mask] for name in (OURS, row.name))

@@ -81,7 +81,7 @@ class Row:
     for collectives, the worst rank's, the median of `exposures`, one a block; `unknown`: why there is none. least: the same of the rank
     that waits least, of `leasts`; beyond it a rank waits for a slower one, as where clocks of GPUs differ. phase: as exposed, of all
     communication, what the host exchanges included. `blocks`: [ns a step, then SM MHz, watts, degrees Celsius of each GPU]; `beside`: of
-    ours on as many in the same rounds; `alone`: of ours on one."""
+    ours on as many in the same rounds; `alone`: of ours on one. `kept`: which rounds count."""
 
     name: str
     library: str
@@ -108,6 +108,7 @@ class Row:
     blocks: list[list[float]] = field(default_factory=list)
     beside: list[list[float]] = field(default_factory=list)
     alone: list[list[float]] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -554,7 +555,7 @@ class Session:
         n = min(len(t.blocks) for t in there.values())
         both = noise.keep(~np.all([kept[name].mask[:n] for name in there], axis=0))
         row = replace(row, discarded=both.discarded, blocks=own.plain()[:n], beside=ours.plain()[:n],
-                      alone=one.plain()[:n] if one is not None else [])
+                      alone=one.plain()[:n] if one is not None else [], kept=both.mask.tolist())
         if not both.believed:
             return replace(row, why=f"throttled: {both.discarded} of {both.mask.size} rounds discarded")
         mine, beside = (np.array([ns for ns, _ in t.blocks[:n]])[both.mask] for t in (own, ours))

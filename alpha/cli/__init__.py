@@ -36,8 +36,11 @@ READERS = ("list", "status", "explain", "check", "asked", "sign")
 
 
 def _computes(args: argparse.Namespace) -> bool:
-    reads = {"bench": bench.READERS, "gate": READERS}.get(args.command, ())
-    return args.command in WATCHED and (args.what if args.command == "bench" else getattr(args, "action", "")) not in reads
+    if args.command == "bench":
+        return args.what not in bench.READERS
+    if args.command == "gate":
+        return args.action not in READERS
+    return args.command in WATCHED
 
 
 def _watched(args: argparse.Namespace) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from alpha.profile import noise
 from alpha.profile.compare import RARE, SAME, Common, Comparison, Measured, Row, compare
 from alpha.profile.figures import judge
 from alpha.profile.noise import Interval
+from alpha.registry.gpu import GpuClass, family_of
 from alpha.report.extra import pandas as pd
 from alpha.report.facts import facts, steps_of
 from alpha.report.runs import Run, same_axis
@@ -62,12 +63,13 @@ def _other_work(run: Run, runs: Sequence[Run]) -> str | None:
     flops, others = run.number("flops_per_token"), first.number("flops_per_token")
     if flops and others and flops != others:
         return f"another model than {first.shown}: {flops:,.0f} FLOPs a token, not {others:,.0f}"
-    kinds = [_ONE_DEVICE.sub("", str(r.metadata.get("machine", ""))) for r in (run, first)]
+    kinds = [_kind(str(r.metadata.get("machine", ""))) for r in (run, first)]
     return None if kinds[0] == kinds[1] else f"on another machine than {first.shown}: {kinds[0]}, not {kinds[1]}"
 
 
-_ONE_DEVICE = re.compile(r"(?<=[A-Z0-9])x[0-9]+(-[a-z]+)?$")
-"""What the class of several GPUs has behind that of one."""
+def _kind(key: str) -> str:
+    """The key of a machine's class, of one device where it has several."""
+    return replace(GpuClass.from_key(key), devices=1, link="").key if family_of(key) == "cuda" else key
 
 
 def _per_token(run: Run) -> np.ndarray:

@@ -15,7 +15,7 @@ import pytest
 import warm
 from made_bench import MADE, calm, first_steps, made, tiny
 
-from alpha.bench import command, docs, kernel, record, step, whole
+from alpha.bench import clocks, command, docs, kernel, record, step, whole
 from alpha.bench.peer import ROOT, Peer
 from alpha.cli import main
 from alpha.errors import CorruptError, InputError, MachineError
@@ -26,7 +26,7 @@ from alpha.train.catalogue import catalogue
 pytestmark = pytest.mark.usefixtures("warm_peers")
 
 WRITE = record.write
-NAMES = ("ours", "torch.compile, bf16 weights, cuDNN", "torch eager, autocast")
+NAMES = ("ours", "torch.compile, bf16 weights, cuDNN", "torch eager, autocast", "torch.compile, autocast, cuDNN")
 
 
 def blocks(ns: float, seed: int, n: int = 7) -> list[list[float]]:
@@ -41,11 +41,13 @@ def body(commit: str, ns: float = 1e8) -> dict[str, Any]:
     def row(name: str, own: list[list[float]]) -> step.Row:
         middle = float(np.median([b[0] for b in own]))
         rate = tokens / middle * 1e9
-        ratio = float(np.exp(np.median([np.log(a[0] / b[0]) for a, b in zip(own, ours)])))
-        return step.Row(name, middle, rate, rate * per_token / peak, 2**34, (ratio - 0.01, ratio, ratio + 0.01), blocks=own, beside=ours)
+        ratio = clocks.ratio(*(np.array([b[0] for b in x]) for x in (own, ours)), 1) if own is not ours else (1.0, 1.0, 1.0)
+        return step.Row(name, middle, rate, rate * per_token / peak, 2**34, ratio, ours=float(np.median([b[0] for b in ours])), blocks=own,
+                        beside=ours)
 
     flops = {"per_token": per_token, "peak": peak, "peak_source": "a data sheet"}
-    rows = [row(NAMES[0], ours), row(NAMES[1], theirs), step.Row(NAMES[2], why="not measured: the budget was spent")]
+    rows = [row(NAMES[0], ours), row(NAMES[1], theirs), row(NAMES[3], blocks(1.2 * ns, 2)),
+            step.Row(NAMES[2], why="not measured: the budget was spent")]
     result = step.Result("gpt2-124m", "64 x 1024 tokens", "", flops, "NVIDIA H200", "cuda_sm90_H200", "nvcc", tokens, "PyTorch 2",
                          NAMES[1], 9.0, rows)
     return {"commit": commit, "taken": "2026-11-23", "environment": {"driver": "580"}, "hardware": "NVIDIA H200", "kernel_hashes": {},
@@ -103,8 +105,9 @@ def test_the_log_says_that_its_figures_are_history() -> None:
 def test_regions_show_the_record(place: Path) -> None:
     readme, log = (place / "README.md").read_text(), (place / "docs" / "log.md").read_text()
     taken = record.load(of(place))
-    ours = taken["step"]["rows"][0]
-    for text in (f"{ours['tokens_per_second']:,.0f}", f"{100 * ours['mfu']:.1f} %", "1.100 [1.090, 1.110]", NAMES[1], VERSION):
+    ours, ratio = taken["step"]["rows"][0], taken["step"]["rows"][1]["ratio"]
+    beside = f"{ratio[1]:.3f} [{ratio[0]:.3f}, {ratio[2]:.3f}]"
+    for text in (f"{ours['tokens_per_second']:,.0f}", f"{100 * ours['mfu']:.1f} %", beside, NAMES[1], VERSION):
         assert text in readme, text
     for text in (*NAMES, "1420, 690, 61", "7 of 7", "budget was spent", taken["commit"][:12], "driver 580", VERSION):
         assert text in log, text
@@ -138,14 +141,62 @@ def test_many_gpus_stand_beside_one_and_the_peer() -> None:
     assert "no peer was measured" in docs.many([alone]) and "Not recorded" in docs.many([])
 
 
+def faster(b: dict[str, Any], tokens: int = 70000) -> None:
+    """More tokens in a step, and all that follows."""
+    b["step"]["tokens"] = tokens
+    for row in (r for r in b["step"]["rows"] if r["ns"]):
+        row["tokens_per_second"] = tokens / row["ns"] * 1e9
+        row["mfu"] = row["tokens_per_second"] * b["flops"]["per_token"] / b["flops"]["peak"]
+
+
+def lower_peak(b: dict[str, Any], peak: float = 9e14) -> None:
+    """Another peak, and the MFU that follows."""
+    b["flops"]["peak"] = b["step"]["flops"]["peak"] = peak
+    faster(b, b["step"]["tokens"])
+
+
+def cut(b: dict[str, Any]) -> None:
+    """A peer's blocks go, with its figures left."""
+    b["step"]["rows"][1].update(blocks=[], beside=[])
+
+
+def chosen(b: dict[str, Any]) -> None:
+    """Rounds that count are chosen, and the count of discarded ones left."""
+    b["step"]["rows"][1]["kept"] = [True] * 6 + [False]
+
+
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "ns": lambda b: b["step"]["rows"][0].update(ns=9e7),
     "tokens_per_second": lambda b: b["step"]["rows"][0].update(tokens_per_second=7e5),
     "mfu": lambda b: b["step"]["rows"][0].update(mfu=0.6),
     "ratio": lambda b: b["step"]["rows"][1].update(ratio=[1.1, 1.2, 1.3]),
+    "ratio's lower bound": lambda b: b["step"]["rows"][1]["ratio"].__setitem__(0, 1.099),
+    "ratio's upper bound": lambda b: b["step"]["rows"][1]["ratio"].__setitem__(2, 1.2),
+    "ratio without bounds": lambda b: b["step"]["rows"][1]["ratio"].__setitem__(0, None),
+    "ratio of ours": lambda b: b["step"]["rows"][0].update(ratio=[0.9, 1.0, 1.1]),
     "discarded": lambda b: b["step"]["rows"][1].update(ratio=[1.1, 1.2, 1.3], discarded=1),
+    "discarded alone": lambda b: b["step"]["rows"][1].update(discarded=1),
+    "kept": chosen,
+    "kept none": lambda b: b["step"]["rows"][1].update(kept=[False] * 7, discarded=7),
+    "quoted": lambda b: b["step"].update(quoted=NAMES[3]),
+    "quoted none": lambda b: b["step"].update(quoted=""),
+    "blocks of ours": lambda b: b["step"]["rows"][0]["blocks"].reverse(),
+    "blocks": cut,
     "tokens": lambda b: b["step"].update(tokens=70000),
+    "tokens and what follows": faster,
+    "config": lambda b: b.update(config=["batch = 63", "sequence = 1024"]),
     "peak": lambda b: b["flops"].update(peak=9e14),
+    "peak and what follows": lower_peak,
+    "hardware": lambda b: b.update(hardware="NVIDIA H100 PCIe"),
+    "memory of none": lambda b: b["step"]["rows"][0].update(memory=0),
+    "memory below none": lambda b: b["step"]["rows"][1].update(memory=-1),
+    "memory beyond the device": lambda b: b["step"]["rows"][1].update(memory=200 << 30),
+    "ratio that is none": lambda b: b["step"]["rows"][1]["ratio"].__setitem__(1, None),
+    "difference": lambda b: b["step"]["rows"][1].update(difference=0.2, allowed=0.1),
+    "ours beside": lambda b: b["step"]["rows"][1].update(ours=1.2e8),
+    "no blocks": lambda b: b["step"]["rows"][0].update(blocks=[]),
+    "no time": lambda b: b["step"]["rows"][1].update(ns=None),
+    "time that is a word": lambda b: b["step"]["rows"][1].update(ns="fast"),
 }
 
 
@@ -161,6 +212,96 @@ def test_an_edited_record_is_refused(place: Path, lie: str) -> None:
     of(place).write_text(json.dumps(edited))
     with pytest.raises(CorruptError, match="not what its raw blocks give"):
         docs.problems(place)
+
+
+def committed(subject: str) -> dict[str, Any]:
+    """A record that is kept, by its place."""
+    return record.load(record.FOLDER / f"{subject}.json")
+
+
+def call(b: dict[str, Any], which: Callable[[dict[str, Any]], object] = lambda k: True) -> dict[str, Any]:
+    """The first such call that has a peer with figures."""
+    return next(k for k in b["kernels"] if len(k["rows"]) > 2 and k["rows"][2]["ns"] and which(k))
+
+
+def faster_ceiling(b: dict[str, Any]) -> None:
+    """A ceiling beyond the data sheet, and the shares that follow."""
+    rows = call(b)["rows"]
+    rows[1].update(ns=rows[1]["ns"] / 2, ratio=[x / 2 for x in rows[1]["ratio"]])
+    for row in (rows[0], *rows[2:]):
+        row["share"] /= 2
+
+
+H100, H200 = "cuda_sm90_H100-80GB-HBM3", "cuda_sm90_H200"
+OTHER_LIES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "a peer's blocks": (f"{H100}/products", lambda b: call(b)["rows"][2].update(blocks=[])),
+    "a bound of a kernel": (f"{H100}/products", lambda b: call(b)["rows"][2]["ratio"].__setitem__(2, 1.5)),
+    "a bound where rounds went": (f"{H100}/products", lambda b: call(b, lambda k: k["discarded"])["rows"][2]["ratio"].__setitem__(0, 0.9)),
+    "a middle where rounds went": (f"{H100}/products", lambda b: call(b, lambda k: k["discarded"])["rows"][0].update(
+        ns=max(x[0] for x in call(b, lambda k: k["discarded"])["rows"][0]["blocks"]))),
+    "a share": (f"{H100}/products", lambda b: call(b)["rows"][0].update(share=0.99)),
+    "a ceiling": (f"{H100}/bandwidth", faster_ceiling),
+    "a ceiling's ratio": (f"{H100}/bandwidth", lambda b: call(b)["rows"][1].update(ratio=[0.9, 0.9, 0.9])),
+    "rounds": (f"{H100}/attention", lambda b: call(b).update(rounds=50)),
+    "a limit": (f"{H100}/attention", lambda b: call(b).update(limit="none")),
+    "a bound of a collective": (f"{H100}x2-nvlink/comm-device", lambda b: b["comm"]["cases"][0]["rows"][1]["ratio"].__setitem__(2, 9.0)),
+    "quoted of many": (f"{H200}x2-nvlink/ranks-gpt2-124m-zero1", lambda b: b["ranks"].update(quoted=b["ranks"]["rows"][-1]["name"])),
+    "tokens of many": (f"{H200}x2-nvlink/ranks-gpt2-124m-zero1", lambda b: b["ranks"].update(shape="65 x 1024 tokens, vocabulary 50304")),
+    "bounds of many": (f"{H200}x2-nvlink/ranks-gpt2-124m-zero1", lambda b: b["ranks"]["rows"][-1]["ratio"].__setitem__(0, 1.4)),
+    "efficiency's bounds": (f"{H200}x2-nvlink/ranks-gpt2-124m-zero1", lambda b: b["ranks"]["rows"][1]["efficiency"].__setitem__(2, 0.99)),
+    "memory of many": (f"{H200}x2-nvlink/ranks-gpt2-124m-zero1", lambda b: b["ranks"]["rows"][0].update(memory=0)),
+    "no efficiency": (f"{H200}x2-nvlink/ranks-gpt2-124m-zero1", lambda b: b["ranks"]["rows"][1].update(efficiency=[None] * 3)),
+    "no exposed": (f"{H200}x2-nvlink/ranks-gpt2-124m-zero1", lambda b: b["ranks"]["rows"][1].update(exposed=None)),
+    "GPUs of many": (f"{H200}x4-nvlink/ranks-llama-1b-zero1", lambda b: b["ranks"].update(gpus=8)),
+    "bytes of a collective": (f"{H100}x2-nvlink/comm-device", lambda b: b["comm"]["cases"][0].update(nbytes=1 << 20)),
+    "bytes of a kernel": (f"{H100}/products", lambda b: call(b).update(bytes=None)),
+    "a run without MFU": (f"{H200}/run-gpt2-124m", lambda b: b["figures"].update(mfu=None)),
+    "a run's rate": (f"{H200}/run-gpt2-124m", lambda b: b["figures"].update(tokens_per_second=7e5)),
+    "a run's MFU": (f"{H200}/run-gpt2-124m", lambda b: b["figures"].update(mfu=0.6)),
+    "a run's peak": (f"{H200}/run-gpt2-124m", lambda b: (b["flops"].update(peak=b["flops"]["peak"] / 2),
+                                                         b["figures"].update(mfu=2 * b["figures"]["mfu"]))),
+    "a run's workflow": (f"{H200}/run-gpt2-124m", lambda b: b["figures"].update(workflow_tokens_per_second=6.1e5, goodput=1.0)),
+    "a run's goodput": (f"{H200}/run-gpt2-124m", lambda b: b["figures"].update(goodput=1.2)),
+    "a run's goodput beside its rates": (f"{H200}/run-gpt2-124m", lambda b: b["figures"].update(goodput=0.5)),
+    "a run's HFU": (f"{H200}/run-gpt2-124m", lambda b: b["figures"].update(hfu=-0.1)),
+    "a run's kernels": (f"{H100}/run-gpt2-124m", lambda b: b["figures"].update(kernel_active=0.99)),
+}
+
+
+@pytest.mark.parametrize("lie", OTHER_LIES)
+def test_an_edit_of_a_committed_record_is_refused(lie: str) -> None:
+    subject, change = OTHER_LIES[lie]
+    edited = committed(subject)
+    change(edited)
+    with pytest.raises(CorruptError, match="not what its raw blocks give"):
+        record.verify(edited, subject)
+
+
+@pytest.mark.parametrize("change", [
+    lambda b: b.pop("flops"), lambda b: b["step"]["rows"][0].pop("memory"), lambda b: b["step"].update(shape="many tokens"),
+    lambda b: b["step"].update(rows=None), lambda b: b["step"]["rows"][0].update(tokens_per_second=[])])
+def test_a_malformed_record_names_itself(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    edited = record.load(of(place))
+    change(edited)
+    with pytest.raises(CorruptError, match="the record"):
+        record.verify(edited, "the record")
+
+
+def test_rounds_that_count_stand_in_new_records(place: Path) -> None:
+    """A round that went for another reason than its clock: the mask says which, and all figures follow from it."""
+    held = record.load(of(place))
+    mask = np.array([False, True, True, True, True, True, True])
+    for row in (r for r in held["step"]["rows"] if r["ns"]):
+        own, ours = (np.array([b[0] for b in row[key]])[mask] for key in ("blocks", "beside"))
+        row |= {"kept": mask.tolist(), "discarded": 1, "ns": float(np.median(own)), "ours": float(np.median(ours))}
+        if row["name"] != "ours":
+            row["ratio"] = list(clocks.ratio(own, ours, 1))
+    faster(held, 65536)
+    held = record.rounded(held)
+    record.verify(held, "it")
+    del held["step"]["rows"][1]["kept"]  # its clock says nothing
+    with pytest.raises(CorruptError, match="discarded = 1"):
+        record.verify(held, "it")
 
 
 def test_a_record_in_another_place_or_torn_is_refused(place: Path) -> None:
@@ -186,7 +327,10 @@ def test_a_figure_edited_by_hand_or_out_of_date_is_seen(place: Path) -> None:
 
 
 @pytest.mark.parametrize("claim", ["GPT-2 124M 598k tokens/s", "it is 1.13 times the speed of PyTorch", "MFU 48.3 %", "at 720 TFLOP/s",
-                                   "moves 4.1 TB/s", "takes 107 ms", "2 times faster", "in 35 us", "12 % faster"])
+                                   "moves 4.1 TB/s", "takes 107 ms", "2 times faster", "in 35 us", "12 % faster",
+                                   "600,739 tokens per second", "600,739 tokens a second", "48.5 % MFU", "48.5% of MFU", "1.17x as fast",
+                                   "1.17x the speed of PyTorch", "17 percent faster", "17 per cent slower", "a step takes 0.109 s",
+                                   "a step of GPT-2 is 0.109 seconds", "737 TFLOPS", "0.7 PFLOP/s", "it needs 109 milliseconds"])
 def test_a_speed_outside_a_region_is_seen(place: Path, claim: str) -> None:
     readme = place / "README.md"
     readme.write_text(readme.read_text() + f"\nSo: {claim}.\n")
@@ -194,7 +338,8 @@ def test_a_speed_outside_a_region_is_seen(place: Path, claim: str) -> None:
 
 
 def test_words_that_claim_no_speed_pass() -> None:
-    assert docs.claims("memory, MFU; 42 components, a minute, 1.1 billion parameters, Python 3.10, 124M; arXiv:2109.08668\n") == []
+    assert docs.claims("memory, MFU; 42 components, a minute, 1.1 billion parameters, Python 3.10, 124M; arXiv:2109.08668\n"
+                       "within 0.01 of it, a mask of 64 x 1024 tokens, the step after 20 seconds, 1.2 x 3, steps 5 to 9\n") == []
 
 
 def test_a_commit_that_is_none_is_seen(place: Path) -> None:
@@ -292,6 +437,14 @@ def test_kernels_are_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.Monk
     edited["kernels"][0]["rows"][0]["ns"] *= 0.9
     with pytest.raises(CorruptError, match="raw blocks"):
         record.verify(edited, "edited")
+    found = json.loads(path.read_text())
+    assert all(len(c["blocks"]) == len(c["kept"]) == 3 for c in found["kernels"][0]["ceilings"]) and found["kernels"][0]["ceilings"]
+    rows = found["kernels"][0]["rows"]
+    rows[1].update(ns=2 * rows[1]["ns"], ratio=[2 * x for x in rows[1]["ratio"]])
+    for row in (r for r in rows if r["ns"] and r is not rows[1]):
+        row["share"] *= 2
+    with pytest.raises(CorruptError, match="ceiling: ns"):
+        record.verify(found, "edited")
 
 
 def test_products_and_attention_are_shown_by_shape() -> None:

@@ -263,7 +263,8 @@ sys.exit(cli.main(['sample', sys.argv[2], '--prompt', 'def', '--tokens', '4']))
 
 
 @linux
-@pytest.mark.parametrize("command", [["bench", "silu.f32.cpu", "--rounds", "1", "--case", "cache"], ["gate", "list"]])
+@pytest.mark.parametrize("command", [["bench", "silu.f32.cpu", "--rounds", "1", "--case", "cache"],
+                                     ["gate", "run", "registry.judge", "--stale", "--gate", "parity"]])
 def test_commands_are_looked_at_from_start_to_end(fake: Path, command: list[str]) -> None:
     code = """
 from alpha import cli

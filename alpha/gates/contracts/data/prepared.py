@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -171,15 +172,31 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _any_workers(rng: np.random.Generator) -> Measured:
-    """Every byte of the folder is the same from one process and from three."""
+    """Every byte of the folder is the same from one process and from three, and from one whose files are as old as if the last unit had
+    been ready first."""
     count = Checks()
     with folder() as root:
         made_up(rng, root / "texts")
         one, three = (prepare.prepare(_order(root / "texts"), root / f"{n}", workers=n) for n in (1, 3))
         count.that(contents(one.folder) == contents(three.folder), "the number of workers shows")
+        with mock.patch.object(files.os, "replace", side_effect=_ever_older()):
+            last_first = prepare.prepare(_order(root / "texts"), root / "last-first")
+        count.that(contents(one.folder) == contents(last_first.folder), "who was ready first shows")
         count.that(len(one.streams["train"].shards) > 3, "nothing was shared out")
         count.add(json.dumps({k: v for k, v in contents(one.folder).items() if k != prepared.MANIFEST}, sort_keys=True).encode())
     return count.measured()
+
+
+def _ever_older() -> Callable[[str, str], None]:
+    """os.replace; each file that it gives a name is older than the one before."""
+    replace, age = os.replace, itertools.count(1)
+
+    def once(source: str, target: str) -> None:
+        replace(source, target)
+        then = 2e9 - next(age)
+        os.utime(target, (then, then))
+
+    return once
 
 
 class _Killed(Exception):
