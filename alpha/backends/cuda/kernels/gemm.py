@@ -269,10 +269,10 @@ def choose(problem: GemmProblem, blocks: int = 0) -> GemmConfig:
 
     Tiles of 128x256 move fewer bytes than those of 128x128, so they need fewer joules, and a GPU in steady state has no more to give. They
     are taken (a) for bf16 from 8 steps of K on, written under the products of the next tile, where they need at most 1.12 times the waves
-    of ping-pong's, (b) for fp32, whose tiles cannot wait in registers, from 96 steps on and 1.05 times the waves. All else is ping-pong, with more output
-    buffers for busy epilogues. From 64 steps on a last wave of tiles that would leave over a tenth of the chip idle is split along K,
-    into runs of at least 8 steps. Only plain epilogues can split. MULTIPROCESSORS decides the split, hence the bits; it is not the budget
-    of a launch, which is `blocks`.
+    of ping-pong's, (b) for fp32, whose tiles cannot wait in registers, from 96 steps on and 1.05 times the waves. All else is ping-pong,
+    with more output buffers for busy epilogues. From 64 steps on a last wave of tiles that would leave over a tenth of the chip idle is
+    split along K, into runs of at least 8 steps. Only plain epilogues can split. MULTIPROCESSORS decides the split, hence the bits; it is
+    not the budget of a launch, which is `blocks`.
     """
     return replace(_chosen(problem), blocks=blocks)
 
