@@ -44,8 +44,7 @@ MOST = 10**9
 """No count and no time of a session is larger."""
 _TEXTS = {"tree": "[0-9a-f]{64}", "machine": "[A-Za-z0-9_.-]{1,200}", "python": "[0-9]{1,3}[.][0-9]{1,3}", "numpy": "[A-Za-z0-9.+-]{1,40}"}
 _CHOOSING = {"keyword": "-k", "markexpr": "-m", "deselect": "--deselect", "ignore": "--ignore", "ignore_glob": "--ignore-glob",
-             "lf": "--lf", "stepwise": "--stepwise", "stepwise_skip": "--stepwise-skip", "collectonly": "--collect-only",
-             "override_ini": "--override-ini"}
+             "lf": "--lf", "stepwise": "--stepwise", "stepwise_skip": "--stepwise-skip", "collectonly": "--collect-only"}
 """Options of pytest by which a command chooses tests, by the name under which pytest keeps them."""
 
 

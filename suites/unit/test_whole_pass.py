@@ -64,7 +64,8 @@ def tree(tmp_path: Path) -> Path:
     for name, text in {
         "suites/conftest.py": CONFTEST, "suites/test_made.py": TESTS, "alpha/a.py": "a = 1\n", "README.md": "A\n", ".ci/run": "#!\n",
         "baselines/evidence/REFERENCE": whole_pass.here()["machine"] + "\n", ".gitignore": (ROOT / ".gitignore").read_text(),
-        "pyproject.toml": "[tool.pytest.ini_options]\ntestpaths = ['suites']\nmarkers = ['h100: needs a GPU']\n",
+        "pyproject.toml": "[tool.pytest.ini_options]\n" + "\n".join(re.findall(r"^(?:testpaths|addopts|xfail_strict|markers) = .*",
+                                                                              (ROOT / "pyproject.toml").read_text(), re.M)),
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
