@@ -1,10 +1,12 @@
 # make train    set up, then train the demo on the Python standard library's source
-# make test     set up, then what is stale and a random tenth of the rest
+# make test     set up, then gates of what is stale and of a random tenth of the rest; of other tests a random fifth where all of them
+#               passed on this very tree (baselines/tests.json), else all
 # make test-all set up, then everything
+# make stamp    set up, then everything; where all passes, baselines/tests.json says so of this tree
 # make kernels  set up with the pinned CUDA compiler from PyPI, then compile every GPU kernel and compare with what is committed
 PYTHON ?= python3
 # Tests run as the CPU class whose evidence ships; `make test ALPHA_CPU=` takes all that this CPU has, and measures its gates first.
-test test-all gates: export ALPHA_CPU ?= avx2
+test test-all stamp gates: export ALPHA_CPU ?= avx2
 # Where CI is set, pytest explains a failed comparison by a diff without bounds: hours, for a megabyte of bytes. `pytest -vv` asks for it.
 unexport CI BUILD_NUMBER
 VENV := .venv
@@ -16,7 +18,7 @@ WORKERS ?= 2
 TIMEOUT ?= 600
 PYTEST := $(BIN)/python -m pytest suites -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout $(TIMEOUT) --timeout-method thread
 
-.PHONY: setup train test test-all nvcc kernels lint gates clean
+.PHONY: setup train test test-all stamp nvcc kernels lint gates clean
 
 setup: $(VENV)/.ready
 
@@ -35,6 +37,9 @@ test: setup
 
 test-all: setup
 	@$(PYTEST) --all
+
+stamp: setup
+	@$(PYTEST) --all --stamp
 
 nvcc: $(VENV)/.nvcc
 

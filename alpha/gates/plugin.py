@@ -1,9 +1,10 @@
 """The pytest plugin of suites/: discovers components, writes evidence, counts what ran. Floor 7.
 
 A suite asks for the fixture `measured` with the marker `gate("parity")`; it is run once per component that owes the gate. By default
-what is stale runs, and a random tenth of the rest; `--all` runs everything, `--stale` what is stale only. All draws have one seed: that of
-the commit's files, so that a commit has one verdict, or `--seed`. It is printed. Records go to the local evidence (`--evidence local`), to
-that of the repository (`ship`) or nowhere (`none`).
+what is stale runs, and a random tenth of the rest; `--all` runs everything, `--stale` what is stale only. Where the whole suite passed on
+this very tree, a random fifth of all other tests runs (whole_pass.py). All draws have one seed: that of the commit's files, so that a
+commit has one verdict, or `--seed`. It is printed. Records go to the local evidence (`--evidence local`), to that of the repository
+(`ship`) or nowhere (`none`).
 
 On a GPU, `sampled` reruns one gate of every component of the GPU, drawn from the seed, and holds it against the evidence.
 
@@ -38,7 +39,7 @@ from alpha.backends.cuda.binaries import sources_of
 from alpha.component import Component
 from alpha.cuda_runtime.compile import REPOSITORY, compile_all
 from alpha.errors import AlphaError
-from alpha.gates import audit, run
+from alpha.gates import audit, run, whole_pass
 from alpha.gates.contracts.engine import child_environment
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, reference_classes, save, shipped_root, write_atomic
@@ -74,6 +75,10 @@ class Tally:
     needs_gpu: set[str] = field(default_factory=set)
     ran: set[str] = field(default_factory=set)
     drawn: bool = False
+    tests: int = 0
+    """How many of no gate were collected."""
+    left_out: int = 0
+    """How many of them the draw left out."""
 
     def plain(self) -> dict[str, Any]:
         """As a worker tells it: sets as lists."""
@@ -91,6 +96,8 @@ class Tally:
         for name in ("not_run", "selected", "needs_gpu", "ran"):
             getattr(self, name).update(told[name])
         self.drawn |= told["drawn"]
+        for name in ("tests", "left_out"):
+            setattr(self, name, max(told[name], getattr(self, name)))
 
 
 def seed_of_files() -> int:
@@ -104,10 +111,14 @@ class Plan(Tally):
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__()
-        self.everything = bool(config.getoption("--all"))
+        self.everything = bool(config.getoption("--all") or config.getoption("--stamp"))
         self.only_stale = bool(config.getoption("--stale"))
-        given = getattr(config, "workerinput", {}).get("alpha_seed", config.getoption("--seed"))
+        worker = getattr(config, "workerinput", None)
+        given = config.getoption("--seed") if worker is None else worker["alpha_seed"]
         self.seed = int(given) if given is not None else seed_of_files()
+        self.suite = whole_pass.Suite.of(config, self.everything) if worker is None else whole_pass.Suite.told(worker["alpha_suite"])
+        self.stamp: whole_pass.Stamp | None = None
+        self.stamped = ""
         self.evidence: str = config.getoption("--evidence")
         self.registry = Registry(catalogue())
         self.chosen: dict[str, list[Component]] = {}
@@ -164,6 +175,7 @@ def _in_own_process(component: str) -> tuple[Record, Judgement]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("alpha gates")
     group.addoption("--all", action="store_true", help="every component, whatever evidence there is")
+    group.addoption("--stamp", action="store_true", help=f"run everything; where all passes, {whole_pass.NAME} says so of this tree")
     group.addoption("--stale", action="store_true", help="components without current evidence only")
     group.addoption("--seed", default=None, help="seed of all that is drawn (default: of the commit's files; printed at the end of a run)")
     group.addoption("--evidence", choices=("local", "ship", "none"), default="local", help="where records go")
@@ -172,7 +184,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gate(name): runs one gate once per component that owes it")
     config.addinivalue_line("markers", "alone: times something or asks for all of the machine: the other workers wait, and it comes last")
-    config.stash[_PLAN] = Plan(config)
+    config.stash[_PLAN] = plan = Plan(config)
+    if config.getoption("--stamp") and not hasattr(config, "workerinput"):
+        try:
+            plan.stamp = whole_pass.Stamp(config)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
     config.stash[_CLOCK] = Clock()
     config.pluginmanager.register(config.stash[_CLOCK], "alpha clock")
     forbidden.watch_tests([Path(tempfile.gettempdir()), REPOSITORY / ".alpha" / "emulated"])
@@ -194,6 +211,12 @@ def alone(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where a fifth is drawn the others go, and what is left is put in order."""
+    _draw(config, items)
+    put_in_order(config, items)
+
+
+def put_in_order(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Beside other workers: files that took long when they last ran come first, so that no worker is left alone with one; those that were
     never timed before them, for they may take longer still; and files of nothing but tests that run alone come last."""
     worker = getattr(config, "workerinput", None)
@@ -204,6 +227,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         by_file.setdefault(item.nodeid.split("::")[0], []).append(item)
     last = {f for f, own in by_file.items() if all(alone(i) for i in own)}
     items[:] = [i for f in sorted(by_file, key=lambda f: (f in last, -seconds.get(f, float("inf")))) for i in by_file[f]]
+
+
+def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
+    plan = config.stash[_PLAN]
+    tests = {i.nodeid: i for i in items if i.get_closest_marker("gate") is None}
+    left_out = plan.suite.left_out(tests, [t for t, i in tests.items() if i.get_closest_marker("h100") is not None], plan.seed)
+    plan.tests, plan.left_out = len(tests), len(left_out)
+    if left_out:
+        config.hook.pytest_deselected(items=[tests[t] for t in left_out])
+        items[:] = [i for i in items if i.nodeid not in left_out]
 
 
 @contextmanager
@@ -273,14 +306,15 @@ class Clock:
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
 
-    def keep(self) -> None:
-        """For the next session."""
+    def keep(self, *, parts: bool = False) -> None:
+        """For the next session. `parts`: of many files only some tests ran; what is known of a whole file stays."""
         files: dict[str, float] = {}
         for test, seconds in self.seconds.items():
             file = test.split("::")[0]
             files[file] = round(files.get(file, 0.0) + seconds, 1)
         with suppress(AlphaError):  # a folder that cannot be written costs the next session its order, nothing more
-            write_atomic(self.PATH, json.dumps({**self.before(), **files}, indent=0, sort_keys=True) + "\n")
+            known = {**files, **self.before()} if parts else {**self.before(), **files}
+            write_atomic(self.PATH, json.dumps(known, indent=0, sort_keys=True) + "\n")
 
     def lines(self) -> list[str]:
         """The seconds of all tests, then the slowest."""
@@ -295,7 +329,8 @@ def pytest_configure_node(node: Any) -> None:
     plan = node.config.stash[_PLAN]
     if plan.locks is None:
         plan.locks = tempfile.TemporaryDirectory(prefix="alpha-workers-")
-    node.workerinput |= {"alpha_seed": plan.seed, "alpha_locks": plan.locks.name, "alpha_seconds": node.config.stash[_CLOCK].before()}
+    node.workerinput |= {"alpha_seed": plan.seed, "alpha_locks": plan.locks.name, "alpha_seconds": node.config.stash[_CLOCK].before(),
+                         "alpha_suite": plan.suite.plain()}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -407,6 +442,11 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     for why in sorted(set(plan.not_run.values())):
         count = sum(w == why for w in plan.not_run.values())
         terminalreporter.write_line(f"NOT_RUN: {count} tests: {why}")
+    said = plan.suite.lines(plan.tests, plan.left_out, plan.seed) + [plan.stamped] * bool(plan.stamped)
+    if said:
+        terminalreporter.section("whole suite")
+    for line in said:
+        terminalreporter.write_line(line)
     clock = config.stash[_CLOCK]
     if len(clock.seconds) > SLOWEST:
         terminalreporter.section("time")
@@ -423,8 +463,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.workeroutput["alpha_tally"] = plan.plain()  # who started this worker decides
         return
     if plan is not None and plan.locks is not None:
-        session.config.stash[_CLOCK].keep()
+        session.config.stash[_CLOCK].keep(parts=plan.left_out > 0)
         plan.locks.cleanup()
+    _judge(session, exitstatus, plan)
+    if plan is not None and plan.stamp is not None:
+        why_not = plan.stamp.write(exitstatus=int(session.exitstatus), selected=plan.selected, ran=plan.ran, h100=plan.needs_gpu,
+                                   tests=plan.tests, workers=session.config.getoption("numprocesses", None) or 1)
+        plan.stamped = f"{whole_pass.NAME} was not written: {why_not}" if why_not else f"{whole_pass.NAME} says that this tree passed"
+        if why_not and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _judge(session: pytest.Session, exitstatus: int, plan: Plan | None) -> None:
     if plan is None or exitstatus != 0 or session.config.getoption("collectonly"):
         return
     if _nothing_ran(session.config):

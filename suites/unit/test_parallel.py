@@ -93,7 +93,7 @@ def test_long_files_come_first_and_those_alone_last() -> None:
     items = [Item("short.py::a"), Item("timed.py::a", "alone"), Item("long.py::a"), Item("mixed.py::a", "alone"), Item("mixed.py::b"),
              Item("new.py::a"), Item("short.py::b")]
     config = SimpleNamespace(workerinput={"alpha_seconds": {"short.py": 1.0, "long.py": 3.0, "timed.py": 9.0, "mixed.py": 2.0}})
-    plugin.pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
+    plugin.put_in_order(config, items)  # type: ignore[arg-type]
     assert [i.nodeid for i in items] == ["new.py::a", "long.py::a", "mixed.py::a", "mixed.py::b", "short.py::a", "short.py::b",
                                          "timed.py::a"]
 
