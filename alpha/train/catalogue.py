@@ -36,7 +36,7 @@ OWN = (
     Component(id="executor.cpu", kind="executor", profile="program", backend="cpu", implementation=CpuExecutor,
               contract="alpha.gates.contracts.executor"),
     Component(id="executor.cuda", kind="executor", profile="program", backend="cuda", implementation=CudaExecutor, requires=SM90A,
-              binaries=Binaries(lambda: (mark.SOURCE, spot.SOURCE)), contract="alpha.gates.contracts.cuda_run"),
+              binaries=Binaries(lambda: (mark.SOURCE, spot.SOURCE)), contract="alpha.gates.contracts.cuda_executor"),
     Component(id="executor.cuda_ranks", kind="executor", profile="program", backend="cuda", implementation=CudaRank,
               presupposes=("executor.cuda", "all_reduce.sm90", "watch.progress"), requires=("sm_90a", "gpus>=2"),
               binaries=Binaries(lambda: (mark.SOURCE, spot.SOURCE)), contract="alpha.gates.contracts.cuda_ranks"),

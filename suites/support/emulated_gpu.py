@@ -32,7 +32,7 @@ from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings, cupti, device, launch, mark, memory
 from alpha.cuda_runtime.priority import NODE_PRIORITIES
-from alpha.gates.contracts import device_priority
+from alpha.gates.contracts import cuda_bits, cuda_executor, cuda_run, device_priority
 from alpha.gates.cuda import replay as cuda_replay
 from alpha.ops.global_norm import blocks
 from alpha.ops.numerics import round_to
@@ -470,6 +470,12 @@ def emulated(catalogue: Catalogue) -> Catalogue:
     for c in catalogue:
         found.add(replace(c, implementation=partial(_binder, c)) if c.kind == "kernel" and c.backend == "cuda" else c)
     return found
+
+
+def run_with(patch: pytest.MonkeyPatch, kernels: Catalogue) -> None:
+    """Cases of the executor run these kernels; each of their modules that asks for kernels has the function by name."""
+    for module in (cuda_run, cuda_bits, cuda_executor):
+        patch.setattr(module, "kernels", lambda: kernels)
 
 
 class _Mark:

@@ -20,7 +20,7 @@ EXCUSED = {
     ("bench/comm_peers.py", "os.environ"): "options of NCCL, in the process that PyTorch is alone in, before it starts",
     ("gates/contracts/device_ranks.py", "os.environ[]"): "which GPU a rank's process has, said before its driver starts",
     ("bench/peer_process.py", "functorch.donated_buffer"): "an option of PyTorch, set in the process that PyTorch is alone in",
-    ("gates/contracts/checkpoint.py", "os.fsync"): "a contract looks whether files are forced to the medium",
+    ("gates/contracts/crash_consistency.py", "os.fsync"): "a contract looks whether files are forced to the medium",
     ("gates/contracts/checkpoint.py", "ranges.open_regular"): "a planted slow disk, which gives a few bytes at a time",
     ("gates/contracts/edges.py", "patch.object(drawn)"): "a planted lack of memory",
     ("gates/contracts/registry/common.py", "patch.object(gpu)"): "a made-up machine with GPUs",

@@ -22,8 +22,11 @@ from alpha.cli import auditing
 from alpha.errors import GraphError
 from alpha.gates.adversarial import catches, cuda_plant, mutants, plant
 from alpha.gates.contracts.engine import contract_cases
+from alpha.gates.subjects import case_of, once, samples, spec_of
+from alpha.gates.tolerance import allowance, weighed
 from alpha.registry.catches import late_case
-from alpha.registry.faults import Fault, load_faults
+from alpha.registry.faults import Fault, broken, load_faults
+from alpha.registry.judge import RATIO
 from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
@@ -45,6 +48,21 @@ def test_each_planted_fault_is_drawn_in_one_of_the_two_draws() -> None:
     assert sorted(f.id for f in [*timed, *others]) == sorted(f.id for f in here), "a fault is in neither draw, or in both"
     assert {f.gate for f in timed} <= {"perf"} and "perf" not in {f.gate for f in others}
     assert {"parity", "gradient", "determinism", "faults"} <= {f.gate for f in others}
+
+
+def test_one_far_row_is_rejected_in_every_draw(seed: int) -> None:
+    """What cancels where it is not centred hangs on a sum over drawn numbers, which is near nothing now and then: the sample sees to it."""
+    fault = next(f for f in planted() if f.id == "layernorm_bwd.centred-by-the-mean-of-rows")
+    sound = catalogue()[fault.component]
+    found: dict[str, Any] = {}
+    exec(broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")), found)
+    wrong, spec = replace(sound, implementation=found["layernorm_bwd"]), spec_of(sound)
+    for draw in range(12):
+        nonce = f"{seed:x}{draw:x}"
+        case = next(case_of(s, "f32", spec=spec) for s in samples(sound, nonce, "samples") if s.name == "far-alone")
+        allowed = allowance(spec, case, nonce)
+        assert weighed(allowed, spec, case, nonce, once(wrong, case))[0] > RATIO, f"draw {draw} of {seed}: {fault.why}"
+        assert weighed(allowed, spec, case, nonce, once(sound, case))[0] <= RATIO, f"draw {draw} of {seed}"
 
 
 @pytest.mark.parametrize("end", ["killed", "terminated"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import emulated_gpu as emulated_gpu_module
 import numpy as np
 import pytest
-from emulated_gpu import EmulatedGpu, bf16_bits, emulated, emulated_gpu, on
+from emulated_gpu import EmulatedGpu, bf16_bits, emulated, emulated_gpu, on, run_with
 from planted import planted
 
 import alpha
@@ -28,7 +28,7 @@ from alpha.cuda_runtime.compile import REPOSITORY
 from alpha.cuda_runtime.device import Device
 from alpha.data.files import sha256_hex
 from alpha.errors import GraphError
-from alpha.gates.contracts import cuda_run
+from alpha.gates.contracts import cuda_bits, cuda_executor, cuda_oracle, cuda_run
 from alpha.gates.contracts.engine import contract_cases
 from alpha.gates.subjects import generator
 from alpha.graph.plan import MULTIPROCESSORS, Program, Ref, Step
@@ -86,7 +86,7 @@ ARENA = 1 << 24
 def curves() -> Callable[[str, int], np.ndarray]:
     """`cpu_curves`, kept from session to session: eight runs on the CPU, on which nothing acts but what evidence of the executor binds to,
     and the machine's class. What they are held against is computed anew."""
-    return kept_curves(REPOSITORY / ".alpha" / "curves", cuda_run.cpu_curves)
+    return kept_curves(REPOSITORY / ".alpha" / "curves", cuda_oracle.cpu_curves)
 
 
 def kept_curves(folder: Path, make: Callable[[str, int], np.ndarray]) -> Callable[[str, int], np.ndarray]:
@@ -128,10 +128,10 @@ def test_curves_are_kept_by_what_decides_them(tmp_path: Path, monkeypatch: pytes
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, curves: Callable[[str, int], np.ndarray]) -> Iterator[EmulatedGpu]:
     kernels = emulated(cuda_run.kernels())
-    monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
-    monkeypatch.setattr(cuda_run, "cpu_curves", curves)
-    monkeypatch.setattr(cuda_run, "LARGE", ARENA)
-    monkeypatch.setattr(cuda_run, "DRAWS", 6)  # what is emulated errs as a naive computation does, and a draw takes long
+    run_with(monkeypatch, kernels)
+    monkeypatch.setattr(cuda_oracle, "cpu_curves", curves)
+    monkeypatch.setattr(cuda_executor, "LARGE", ARENA)
+    monkeypatch.setattr(cuda_oracle, "DRAWS", 6)  # what is emulated errs as a naive computation does, and a draw takes long
     with emulated_gpu() as found:
         yield found
 
@@ -140,8 +140,8 @@ def rejects(monkeypatch: pytest.MonkeyPatch, gate: str, seen_by: str) -> bool:
     """Whether a case of a gate is not held: its name, and after a colon the one way to run that is compared with the first."""
     name, _, way = seen_by.partition(": ")
     if way:
-        assert way in cuda_run.WAYS[1:]
-        monkeypatch.setattr(cuda_run, "WAYS", (cuda_run.WAYS[0], way))
+        assert way in cuda_bits.WAYS[1:]
+        monkeypatch.setattr(cuda_bits, "WAYS", (cuda_bits.WAYS[0], way))
     case = dict(contract_cases(catalogue()[COMPONENT], gate))[name]
     try:
         found = case(generator("host", COMPONENT, gate, name))
@@ -161,11 +161,11 @@ def test_the_contract_is_kept(gpu: EmulatedGpu, gate: str, name: str) -> None:
 @pytest.mark.parametrize("spread", [0.02, 1.0])
 def test_an_error_like_the_naive_ones_is_allowed_and_others_are_not(spread: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where naive errors vary, one like them is refused as often as promised; where they do not, what errs twice as much."""
-    monkeypatch.setattr(cuda_run, "REFUSED", 0.2)
+    monkeypatch.setattr(cuda_oracle, "REFUSED", 0.2)
     rng, trials, looks = np.random.default_rng(seed), 4000, 4
-    logs = rng.normal(rng.normal(0, 9, (trials, 1)), spread, (trials, cuda_run.DRAWS + 1))
-    bounds = np.array([cuda_run.allowed(np.exp(x[1:]), looks) for x in logs])
-    refused, expected = float((np.exp(logs[:, 0]) > bounds).mean()), cuda_run.REFUSED / looks
+    logs = rng.normal(rng.normal(0, 9, (trials, 1)), spread, (trials, cuda_oracle.DRAWS + 1))
+    bounds = np.array([cuda_oracle.allowed(np.exp(x[1:]), looks) for x in logs])
+    refused, expected = float((np.exp(logs[:, 0]) > bounds).mean()), cuda_oracle.REFUSED / looks
     if spread == 1.0:
         assert abs(refused - expected) < 5 * np.sqrt(expected / trials), refused
     else:
@@ -210,7 +210,7 @@ def test_a_run_that_goes_wrong_leaves_the_band(gpu: EmulatedGpu, monkeypatch: py
     sound, wrong, spoil = cuda_run.kernels(), Catalogue(), spoiled(change)
     for c in sound:
         wrong.add(spoil(c))
-    monkeypatch.setattr(cuda_run, "kernels", lambda: wrong)
+    run_with(monkeypatch, wrong)
     found = dict(contract_cases(catalogue()[COMPONENT], "parity"))["band-llama"](generator("host", COMPONENT, "parity", "band-llama"))
     assert found.error > found.bound, found
 
@@ -219,15 +219,15 @@ def test_curves_of_one_kind_are_rarely_refused() -> None:
     """Where all nine curves are draws of one kind, windows moving together: 4000 times, at most as often as is promised; and a ninth with
     another mean is refused. The stated rate is an upper bound, so this is one-sided: 5 where 0.8 are expected has a chance of 0.2 %."""
     rng, refused = np.random.default_rng(2), []
-    line = quantile(1 - cuda_run.REFUSED / (cuda_run.BAND // cuda_run.WINDOW) / 2, cuda_run.RUNS - 1)
+    line = quantile(1 - cuda_oracle.REFUSED / (cuda_run.BAND // cuda_run.WINDOW) / 2, cuda_run.RUNS - 1)
     for shift in (0.0, 200.0):
         beyond = 0
         for _ in range(4000):
             walk = np.cumsum(rng.standard_normal((cuda_run.RUNS + 1, cuda_run.BAND)), axis=1)
-            beyond += cuda_run.distance(walk[-1] + shift * np.arange(cuda_run.BAND) / cuda_run.BAND, walk[:-1]) > line
+            beyond += cuda_oracle.distance(walk[-1] + shift * np.arange(cuda_run.BAND) / cuda_run.BAND, walk[:-1]) > line
         refused.append(beyond)
     assert refused[0] < 5 and refused[1] > 3800, refused
-    assert cuda_run.distance(np.full(cuda_run.BAND, np.nan), walk) == np.inf
+    assert cuda_oracle.distance(np.full(cuda_run.BAND, np.nan), walk) == np.inf
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str) -> None:
@@ -237,7 +237,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str) 
     exec(compile(text, str(module.__file__), "exec"), vars(made))
     vars(made).update({n: x for n, x in vars(module).items() if n in vars(made) and not n.startswith("__")
                        and getattr(vars(made)[n], "__module__", module.__name__) != module.__name__})
-    for user in (executor, staging, cuda_run, module):
+    for user in (executor, staging, cuda_run, cuda_oracle, cuda_bits, cuda_executor, module):
         for name, value in vars(made).items():
             if isinstance(value, type | types.FunctionType) and value.__module__ == module.__name__ and hasattr(user, name):
                 monkeypatch.setattr(user, name, value)
@@ -254,12 +254,12 @@ def test_planted_faults_are_caught(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyP
 def test_an_instrument_hides_no_fault_of_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels are timed a profiled step is one graph, and a launch that goes by itself is seen by the way `bare` alone."""
     fault, kernels = FAULTS["executor.cuda.profiled-launch-twice"], emulated(cuda_run.kernels())
-    monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+    run_with(monkeypatch, kernels)
     with emulated_gpu(instrument=True):
         plant(monkeypatch, observe, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
         assert not rejects(monkeypatch, "determinism", "ways-llama: 1 profiled")
         monkeypatch.undo()
-        monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+        run_with(monkeypatch, kernels)
         assert not rejects(monkeypatch, "determinism", "ways-llama: 1 bare")
         plant(monkeypatch, observe, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
         assert rejects(monkeypatch, "determinism", "ways-llama: 1 bare")

@@ -16,7 +16,7 @@ from typing import Any
 import flips
 import numpy as np
 import pytest
-from emulated_gpu import EmulatedGpu, emulated, emulated_gpu
+from emulated_gpu import EmulatedGpu, emulated, emulated_gpu, run_with
 from wrong_wiring import Wiring, planted
 
 from alpha.backends.cuda.downloads import Downloads
@@ -173,7 +173,7 @@ def test_a_closed_executor_goes_at_once(gpu: EmulatedGpu, kernels: Catalogue, tm
         with cuda_run.opened(cuda_run.program("llama", 1, 1), np.zeros(1, np.float32)) as executor:
             return weakref.ref(executor)
 
-    monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+    run_with(monkeypatch, kernels)
     gc.collect()
     gc.disable()
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import emulated_gpu as emulated_gpu_module
 import numpy as np
 import pytest
-from emulated_gpu import EmulatedCupti, Stream, emulated, emulated_gpu
+from emulated_gpu import EmulatedCupti, Stream, emulated, emulated_gpu, run_with
 from trace_format import breaches, load
 
 from alpha.backends.cuda.cubins_of import ANYWHERE, NullGpu
@@ -199,7 +199,7 @@ def profiled(path: Path, *, instrument: bool = True, plant: Callable[[CudaExecut
         patch.setattr(emulated_gpu_module, "time", clock)
         patch.setattr(mark, "time", clock)
         kernels = emulated(cuda_run.kernels())
-        patch.setattr(cuda_run, "kernels", lambda: kernels)
+        run_with(patch, kernels)
         ref = cuda_run.references()["gpt"]
         program = replace(cuda_run.program("gpt", 1, 2), replay=1)
         rng = np.random.default_rng(0)
@@ -307,7 +307,7 @@ def test_the_trace_shows_kernels_gaps_copies_and_waits(tmp_path: Path) -> None:
 def test_an_instrument_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ways of running the same steps, those of profiled steps with every kernel timed among them."""
     kernels = emulated(cuda_run.kernels())
-    monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+    run_with(monkeypatch, kernels)
     with emulated_gpu(instrument=True) as gpu:
         found = dict(contract_cases(catalogue()["executor.cuda"], "determinism"))["ways-llama"](np.random.default_rng(3))
         assert found.error <= found.bound, found.note

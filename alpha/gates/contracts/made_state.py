@@ -13,6 +13,7 @@ import numpy as np
 
 from alpha.checkpoint import folders, ranges
 from alpha.checkpoint.disk import Disk
+from alpha.errors import CorruptError, InputError
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.types import NUMPY
 
@@ -49,6 +50,16 @@ def tensor(states: States, kind: str, name: str) -> bytes:
 def same(a: States, b: States) -> bool:
     """Every tensor of every kind bit for bit; padding does not count."""
     return set(a) == set(b) and all(tensor(a, k, t.name) == tensor(b, k, t.name) for k, (x, _) in a.items() for t in x.tensors)
+
+
+def _is(at: Path, step: int, expected: States) -> bool:
+    """Whether the checkpoint of a step is whole and holds this state."""
+    after = empty({kind: layout for kind, (layout, _) in expected.items()})
+    try:
+        folders.load(folders.at(at, step), after)
+    except (CorruptError, InputError):
+        return False
+    return same(after, expected)
 
 
 def copied(states: States) -> States:

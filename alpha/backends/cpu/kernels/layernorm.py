@@ -153,9 +153,10 @@ def _below(rng: np.random.Generator) -> Iterable[Sample]:
 def _alone(rng: np.random.Generator) -> Iterable[Sample]:
     """As `_below`; and one row whose mean is far above its spread among so many that are near that these decide a mean over rows."""
     yield from _below(rng)
-    x = rng.standard_normal((257, 64))
+    x, dy = rng.standard_normal((2, 257, 64))
     x[200] += 150
-    inputs = (rng.standard_normal(x.shape), x, 1 + 0.5 * rng.standard_normal(64), x.mean(-1), 1 / np.sqrt(x.var(-1) + 1e-6))
+    dy[200] = x[200] - x[200].mean()  # along the row: what cancels where it is not centred is then far from nothing in every draw
+    inputs = (dy, x, 1 + 0.5 * rng.standard_normal(64), x.mean(-1), 1 / np.sqrt(x.var(-1) + 1e-6))
     yield Sample(name="far-alone", inputs=inputs, wrt=())
 
 
