@@ -299,7 +299,7 @@ def _chosen(problem: GemmProblem) -> GemmConfig:
         if counted and rest and waves + rest / CLUSTERS < 0.9 * (waves + 1):
             return _split(base, rest, max(rest, min(CLUSTERS, rest * steps // 8)))
     wide = _wide(problem)
-    waves, least = (1.12, 8) if wide.defer else (1.05, 96)
+    waves, least = (1.12, 8) if wide.defer else (1.05, 96)  # type: ignore[assignment]  # no longer a whole number
     fits = not problem.computes and 2 * _waves(wide, problem) <= waves * _waves(PINGPONG, problem)
     return wide if fits and steps >= least else PINGPONG
 
