@@ -159,7 +159,8 @@ class Facts:
 
 
 def shown(value: float, unit: str) -> str:
-    """A figure as it is printed: at least four significant digits, and its unit."""
+    """A figure as it is printed, with its unit: a share in percent with two decimals, a factor with three, all else with at least four
+    significant digits."""
     if unit == "share":
         return f"{value * 100:.2f} %"
     if unit == "x":
