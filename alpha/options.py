@@ -9,6 +9,9 @@ from typing import IO
 
 from alpha.errors import exit_code
 
+MOST_DIGITS = 18
+"""Of a number in the text of an option: 64 bits hold it, and Python refuses to read thousands of digits."""
+
 
 class Parser(argparse.ArgumentParser):
     """Help that cannot be written raises OSError; argparse itself would end with 0."""
