@@ -126,35 +126,45 @@ def exit_code(name: str, command: Callable[[], int], *, debug: bool = False) -> 
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")
     try:
-        code = command()
-        sys.stdout.flush()
-        return code
-    except AlphaError as error:
-        if debug:
-            traceback.print_exc()
-        else:
-            print(f"{name}: {error}", file=sys.stderr)
-        return error.exit_code
+        return _ended(command)
     except BrokenPipeError:
         _drop_output()
         return 0
-    except OSError as error:  # what nobody foresaw: a folder that may not be searched, a full disk behind standard output
-        where = error.filename if error.filename is not None else "standard output, or a file without a name"
-        told = MachineError("a file or folder cannot be used", came=f"{shown(str(where))} ({error.strerror or error})",
-                            expected="permission and room there", do="check it; --debug shows what was done")
-        if debug:
-            traceback.print_exc()
-        print(f"{name}: {told}", file=sys.stderr)
-        if error.filename is None:
-            _drop_output()
-        return told.exit_code
-    except MemoryError as error:
-        told = MachineError("memory ran out", came=str(error) or None, do="take smaller sizes; `alpha plan` says what a run needs")
-        print(f"{name}: {told}", file=sys.stderr)
-        return told.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except (AlphaError, OSError, MemoryError) as error:
+        told = _told(error)
+        if debug:
+            traceback.print_exc()
+        if not debug or told is not error:
+            print(f"{name}: {told}", file=sys.stderr)
+        if isinstance(error, OSError) and error.filename is None:
+            _drop_output()
+        return told.exit_code
+
+
+def _ended(command: Callable[[], int]) -> int:
+    """A command's code, once its output is written. argparse ends by itself: with 0 after --help, else it told what is wrong."""
+    try:
+        code = command()
+    except SystemExit as ended:
+        if ended.code:
+            raise
+        code = 0
+    sys.stdout.flush()
+    return code
+
+
+def _told(error: AlphaError | OSError | MemoryError) -> AlphaError:
+    """What is said of an error; of one that nobody foresaw, such as a folder that may not be searched or a full disk, the machine's."""
+    if isinstance(error, AlphaError):
+        return error
+    if isinstance(error, MemoryError):
+        return MachineError("memory ran out", came=str(error) or None, do="take smaller sizes; `alpha plan` says what a run needs")
+    where = error.filename if error.filename is not None else "standard output, or a file without a name"
+    return MachineError("a file or folder cannot be used", came=f"{shown(str(where))} ({error.strerror or error})",
+                        expected="permission and room there", do="check it; --debug shows what was done")
 
 
 def _drop_output() -> None:

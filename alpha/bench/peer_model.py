@@ -228,6 +228,27 @@ class PeerModel:
         for _ in range(count):
             self.step(torch.randint(0, vocab, (rows, tokens + 1), device=self.device), lr)
 
+    def taken(self, places: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """Our name of a parameter -> elements first::stride of what the optimizer keeps, float32 on the host. RuntimeError where the
+        network computes with other weights than these, rounded."""
+        found = {}
+        with torch.no_grad():
+            for name, (first, stride) in places.items():
+                kept, own = (self._joined(name, of) for of in (self.kept, self.own))
+                if not torch.equal(own, kept.to(own.dtype)):
+                    raise RuntimeError(f"{name}: the network's weights are not the optimizer's, rounded")
+                found[name] = kept.reshape(-1)[first::stride].float().cpu()
+        return found
+
+    def _joined(self, name: str, of: Mapping[str, Any]) -> Any:
+        """Our parameter of this name, whole."""
+        parts = [self._gathered(of[theirs]) for theirs, _ in their_names(name, self.sizes)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _gathered(self, x: Any) -> Any:
+        """A parameter that ranks may share, whole."""
+        return x
+
     def park(self) -> None:
         """Give the device's memory to others: parameters and moments wait on the host, gradients go, what was compiled stays."""
         self._move("cpu")

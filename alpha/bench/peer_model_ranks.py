@@ -56,6 +56,10 @@ class RankedModel(PeerModel):
             self._spreaded.set_requires_gradient_sync(last)
         return nullcontext()
 
+    def _gathered(self, x: Any) -> Any:
+        """Of shards each rank has its part; called by all ranks."""
+        return x.full_tensor() if hasattr(x, "full_tensor") else x
+
     def mean(self, loss: Any) -> float:
         """Of all ranks."""
         if self.over:

@@ -146,6 +146,12 @@ class Process:
         loss, norm = self.model.step(self.t.torch.from_numpy(np.load(tokens)).long().to(self.model.device), lr)
         return {"loss": float(loss), "norm": float(norm)}
 
+    def taken(self, places: dict[str, Sequence[int]], folder: str) -> str:
+        """The file of the parameters' elements first::stride, by our names, float32."""
+        assert self.model is not None
+        np.savez(f"{folder}/taken.npz", **{name: x.numpy() for name, x in self.model.taken(places).items()})
+        return f"{folder}/taken.npz"
+
     def steps(self, rows: int, tokens: int, vocab: int, lr: float, count: int) -> float:
         """Nanoseconds of `count` steps on fresh random tokens, which nothing waits for but the end."""
         assert self.model is not None
@@ -175,7 +181,7 @@ def main() -> None:
     p = Process()
     serve({"open": p.open, "make": p.make, "outputs": p.outputs, "repeats": p.repeats, "block": p.block, "draw": p.draw,
            "spin": p.spin, "make_model": p.make_model,
-           "step": p.step, "steps": p.steps, "memory": p.memory, "park": p.park, "back": p.back})
+           "step": p.step, "taken": p.taken, "steps": p.steps, "memory": p.memory, "park": p.park, "back": p.back})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,16 @@ class RankProcess(Process):
         loss, norm = self.model.step(self.t.torch.from_numpy(mine).long().to(self.model.device), lr)
         return {"loss": self.model.mean(loss), "norm": self.model.whole(norm), "tokens": mine.shape[0] * (mine.shape[1] - 1)}
 
+    def ranked_taken(self, places: dict[str, Sequence[int]], folder: str) -> str:
+        """The file of the parameters' elements first::stride, by our names, which the first rank writes; '' from the others. Called by all
+        ranks, who may each have a part."""
+        if self.model is None:
+            return ""
+        if not self.rank:
+            return self.taken(places, folder)
+        self.model.taken(places)
+        return ""
+
     def ranked_steps(self, rows: int, tokens: int, vocab: int, lr: float, count: int) -> dict[str, float]:
         """`ns` of one of `count` steps on fresh random rows, `rows` a rank, which nothing waits for but the end; `tokens` of this rank in
         each. A rank without a model does nothing."""
@@ -91,7 +102,8 @@ class RankProcess(Process):
 def main() -> None:
     """Answer until the caller goes."""
     p = RankProcess()
-    serve({"join": p.join, "make_ranked": p.make_ranked, "ranked_step": p.ranked_step, "ranked_steps": p.ranked_steps, "memory": p.memory})
+    serve({"join": p.join, "make_ranked": p.make_ranked, "ranked_step": p.ranked_step, "ranked_taken": p.ranked_taken,
+           "ranked_steps": p.ranked_steps, "memory": p.memory})
 
 
 if __name__ == "__main__":

@@ -364,6 +364,9 @@ def _is_timed(name: str, label: str, row: Mapping[str, Any]) -> bool:
     difference, allowed = row.get("difference"), row.get("allowed")
     if (difference is None) != (allowed is None) or (difference is not None and not difference <= allowed):
         raise _wrong(name, f"{label}: difference", difference, f"at most {allowed}, as nothing else is timed")
+    for what, held in (row.get("change") or {}).items():  # records of before have none
+        if isinstance(held, Mapping) and not (_number(held["difference"]) and 0 <= held["difference"] <= held["allowed"]):
+            raise _wrong(name, f"{label}: change, {what}", held["difference"], f"at most {held['allowed']}, as nothing else is timed")
     for key in ("blocks", "beside", "alone"):
         blocks = row.get(key, [])
         if (key == "blocks" and not blocks) or not isinstance(blocks, list) or not all(

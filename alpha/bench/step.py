@@ -1,11 +1,11 @@
 """`alpha bench step RUN.toml`: a whole training step of a run file, ours beside the same model in PyTorch. Floor 8.
 
 Ours is the loop and the executor of `alpha train`, measuring included; a peer is a model of the same parameters and the same microbatches
-(peer_model.py) in each of the ways of variants.py. First both take three steps from the same weights on the same random tokens: loss and
-gradient norm must agree. Then, on fresh random tokens at every step, long blocks of both alternate: all rounds for the first variant and
-for each that a short trial shows faster than those before it. A cool GPU flatters, so ours runs until the temperature stands still before
-each; clock, power and temperature are kept for each block. A variant without room beside ours is measured in whole processes in turn,
-without an interval. The fastest variant is the one that is quoted; all are listed.
+(peer_model.py) in each of the ways of variants.py. First both take three steps from the same weights on the same random tokens: loss,
+gradient norm and the change of the parameters must agree. Then, on fresh random tokens at every step, long blocks of both alternate: all
+rounds for the first variant and for each that a short trial shows faster than those before it. A cool GPU flatters, so ours runs until the
+temperature stands still before each; clock, power and temperature are kept for each block. A variant without room beside ours is measured
+in whole processes in turn, without an interval. The fastest variant is the one that is quoted; all are listed.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ _Taken = tuple[dict[str, Blocks], dict[str, noise.Kept]]
 
 @dataclass(frozen=True)
 class Row:
-    """One line. ns: median time of a step over the blocks that count; memory: bytes of the device (CPU: ours alone, its arenas; 0 = not
-    counted); ratio: its time over ours with its interval (NaN bounds: too few rounds, or not in alternation). `difference` of loss and norm
-    from ours. `together`: in alternation with ours, whose median in the same rounds is `ours`. `blocks`: [ns a step, SM MHz, watts, degrees
-    Celsius] of each in order, `beside` the same of ours in the same rounds; `discarded` rounds were throttled, `kept` says which count."""
+    """One line. ns: median time of a step over the blocks that count; memory: bytes of the device (CPU: ours alone, its arenas; 0 =
+    not counted); ratio: its time over ours with its interval (NaN bounds: too few rounds, or not in alternation). `difference` of loss
+    and norm from ours; `change`: what the change of the parameters was held to. `together`: in alternation with ours, whose median in
+    the same rounds is `ours`. `blocks`: [ns a step, SM MHz, watts, degrees Celsius] of each in order, `beside` the same of ours in the
+    same rounds; `discarded` rounds were throttled, `kept` says which count."""
 
     name: str
     ns: float = NAN
@@ -89,6 +90,7 @@ class Row:
     ratio: tuple[float, float, float] = (NAN, NAN, NAN)
     difference: float = NAN
     allowed: float = NAN
+    change: agreement.Change | None = None
     why: str = ""
     together: bool = True
     ours: float = NAN
@@ -176,6 +178,12 @@ class Ours:
         layout, flat = self.loop.program.states["param"], self.executor.look("param")
         return {t.name: flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size].reshape(t.shape).copy() for t in layout.tensors}
 
+    def taken(self, places: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
+        """Name -> these elements of a parameter, float32, as they are now."""
+        layout, flat = self.loop.program.states["param"], self.executor.look("param")
+        return {t.name: agreement.taken(flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size], places[t.name])
+                for t in layout.tensors}
+
     def take(self, steps: int) -> list[StepResult]:
         """Steps whose results are looked at."""
         return [self._step(more=False) for _ in range(steps)]
@@ -235,8 +243,8 @@ class DoesNotFit(Exception):
 
 
 class Theirs:
-    """The peer's model in a process of its own, after its checked steps; `difference` of their losses and norms from ours. ServedError or
-    DoesNotFit; use as a context manager."""
+    """The peer's model in a process of its own, after its checked steps; `difference` of their losses and norms from ours; `parameters`:
+    what is taken of its own then, `change`: what that is held to. ServedError or DoesNotFit; use as a context manager."""
 
     def __init__(self, python: str, variant: Variant, job: Job, patience: float = PATIENCE) -> None:
         self.peer, self.job = Peer(python, job.device, job.threads, command=job.command), job
@@ -246,6 +254,7 @@ class Theirs:
         try:
             self.peer.served.ask("make_model", sizes=job.sizes, parameters=job.parameters, variant=asdict(variant))
             found = [self.peer.served.ask("step", patience=patience, tokens=x, lr=r.lr) for x, r in zip(job.tokens, job.first, strict=True)]
+            path = self.peer.served.ask("taken", places=job.expected.places, folder=str(Path(job.tokens[0]).parent))
         except ServedError as error:
             self.peer.close()
             if _no_room(error):
@@ -253,6 +262,9 @@ class Theirs:
             raise
         pairs = [(x[name], mine) for x, r in zip(found, job.first) for name, mine in (("loss", r.loss), ("norm", r.norm))]
         self.difference = float(np.max([abs(theirs - mine) / abs(mine) for theirs, mine in pairs]))  # max() would lose a NaN
+        with np.load(path) as file:
+            self.parameters = dict(file)
+        self.change = job.expected.change(self.parameters)
 
     def block(self, steps: int) -> tuple[float, Reading | None]:
         """Nanoseconds a step over a block."""
@@ -291,7 +303,7 @@ def _no_room(error: ServedError) -> bool:
 @dataclass(frozen=True)
 class Job:
     """What a peer is told: the sizes, files of parameters and of the tokens of each checked step, (rows, tokens a row) of a batch, the
-    steps that ours took first, and what they may differ by. `gpu`: its clocks."""
+    steps that ours took first, what they may differ by, and what is expected of the parameters after them. `gpu`: its clocks."""
 
     device: str
     threads: int
@@ -301,6 +313,7 @@ class Job:
     batch: tuple[int, int]
     first: Sequence[StepResult]
     allowed: float
+    expected: agreement.Expected
     gpu: Clocks | None
     command: list[str] | None
 
@@ -353,14 +366,19 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
         report(f"{OURS}: opening")
         ours = place.ours()
         report(f"{OURS}: opened; parameters and tokens to files" if wanted else f"{OURS}: opened")
-        parameters |= _written(folder, ours.parameters() if wanted else {})
+        sizes = sizes_of(cfg, program) if wanted else {}
+        places = agreement.places({t.name: t.shape for t in program.states["param"].tensors} if wanted else {}, np.random.default_rng())
+        before = ours.parameters() if wanted else {}
+        parameters |= _written(folder, before)
+        before = {name: agreement.taken(x, places[name]) for name, x in before.items()}
         tokens = [f"{folder}/tokens{i}.npy" for i in range(CHECKED)]
         for i, path in enumerate(tokens):
             np.save(path, sampler.rows(i))
         report(f"{OURS}: {CHECKED} steps, the first one looked at launch by launch")
-        job = Job(cfg.machine.backend, threads_for(cfg), sizes_of(cfg, program) if wanted else {}, parameters, tokens,
-                  (cfg.train.batch, cfg.data.sequence), ours.take(CHECKED),
-                  agreement.bound({cfg.train.precision}, cfg.train.batch * cfg.data.sequence), gpu, command)
+        first, types, terms = ours.take(CHECKED), {cfg.train.precision}, cfg.train.batch * cfg.data.sequence
+        expected = agreement.Expected(places, before, ours.taken(places) if wanted else {}, sizes, [r.lr for r in first], types, terms)
+        job = Job(cfg.machine.backend, threads_for(cfg), sizes, parameters, tokens, (cfg.train.batch, cfg.data.sequence), first,
+                  agreement.bound(types, terms), expected, gpu, command)
         here = ours.executor.hardware()
         held, peak = ours.memory, peak_of(ours.executor)  # before a peer takes some of the device
         result = Result(cfg.run.name, f"{cfg.train.batch} x {cfg.data.sequence} tokens, vocabulary {vocab}",
@@ -475,11 +493,12 @@ class Session:
         model = Theirs(self.python, variant, self.job, min(PATIENCE, max(30.0, self.left())))
         self.built = time.monotonic() - began
         self.peer = self.peer or model.version
-        row = Row(variant.name, difference=model.difference, allowed=self.job.allowed)
-        if model.difference <= self.job.allowed:
+        row = Row(variant.name, difference=model.difference, allowed=self.job.allowed, change=model.change)
+        why = "" if model.difference <= self.job.allowed else "its loss or gradient norm is not ours, so no time of it is given"
+        if not (why or model.change.why):
             return row, model
         model.peer.close()
-        return replace(row, why="its loss or gradient norm is not ours, so no time of it is given"), None
+        return replace(row, why=why or model.change.why), None
 
     def _beside(self, variant: Variant, share: float) -> Row:
         row, model = self._admitted(variant)
@@ -608,7 +627,8 @@ class Session:
                 return replace(result, rows=others, why=next(r.why for r in rows if r.name == OURS))
             best = timed[0]
             result = replace(result, quoted=best.name)
-            ours = self.rated(replace(best, name=OURS, ratio=(1.0, 1.0, 1.0), difference=NAN, allowed=NAN, blocks=best.beside), best.ours)
+            mine = replace(best, name=OURS, ratio=(1.0, 1.0, 1.0), difference=NAN, allowed=NAN, change=None, blocks=best.beside)
+            ours = self.rated(mine, best.ours)
         rest = [r for r in timed if r.name != OURS]
         return replace(result, rows=[replace(ours, memory=memory), *rest, *others])
 

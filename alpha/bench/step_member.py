@@ -72,6 +72,13 @@ class Member:
         """Steps whose results are looked at."""
         return [{"loss": r.loss, "norm": r.norm, "lr": r.lr} for r in self.ours.take(steps)]
 
+    def taken(self, places: Mapping[str, tuple[int, int]], folder: str) -> str:
+        """The file of these elements of the parameters, as they are now. Called by every rank; one writes it."""
+        found = self.ours.taken(places)
+        if self.ours.loop.ranks.first:
+            np.savez(f"{folder}/taken-ours.npz", **found)  # type: ignore[arg-type]
+        return f"{folder}/taken-ours.npz"
+
     def block(self, steps: int) -> dict[str, Any]:
         """Steps in a row: `ns` of one, `tokens` that the device counted in the last one, and what all but that spent in collectives."""
         loop, first = self.ours.loop, self.ours.loop.step
@@ -112,7 +119,7 @@ class Member:
 def main(kernels: Catalogue | None = None) -> None:
     """Answer until the caller goes."""
     m = Member(kernels)
-    serve({name: getattr(m, name) for name in ("open", "parameters", "take", "block", "memory", "loaded", "close")})
+    serve({name: getattr(m, name) for name in ("open", "parameters", "take", "taken", "block", "memory", "loaded", "close")})
 
 
 if __name__ == "__main__":

@@ -76,12 +76,12 @@ _NONE: Figures = (NAN, NAN, NAN)
 @dataclass(frozen=True)
 class Row:
     """One arm. `gpus`: how many; `tokens`: of a step of all of them; `ns`, `tokens_per_second`, `mfu` (of the peak of all its GPUs),
-    `memory` (bytes, of the fullest), `difference`, `allowed`, `why`, `together`, `discarded` as in step.py. ratio: its time over that of
-    ours on as many GPUs. efficiency: tokens/s over `gpus` times those of the arm `against`. exposed: share of a step in which it only waits
-    for collectives, the worst rank's, the median of `exposures`, one a block; `unknown`: why there is none. least: the same of the rank
-    that waits least, of `leasts`; beyond it a rank waits for a slower one, as where clocks of GPUs differ. phase: as exposed, of all
-    communication, what the host exchanges included. `blocks`: [ns a step, then SM MHz, watts, degrees Celsius of each GPU]; `beside`: of
-    ours on as many in the same rounds; `alone`: of ours on one. `kept`: which rounds count."""
+    `memory` (bytes, of the fullest), `difference`, `allowed`, `change`, `why`, `together`, `discarded` as in step.py. ratio: its time over
+    that of ours on as many GPUs. efficiency: tokens/s over `gpus` times those of the arm `against`. exposed: share of a step in which it
+    only waits for collectives, the worst rank's, the median of `exposures`, one a block; `unknown`: why there is none. least: the same of
+    the rank that waits least, of `leasts`; beyond it a rank waits for a slower one, as where clocks of GPUs differ. phase: as exposed, of
+    all communication, what the host exchanges included. `blocks`: [ns a step, then SM MHz, watts, degrees Celsius of each GPU]; `beside`:
+    of ours on as many in the same rounds; `alone`: of ours on one. `kept`: which rounds count."""
 
     name: str
     library: str
@@ -100,6 +100,7 @@ class Row:
     unknown: str = ""
     difference: float = NAN
     allowed: float = NAN
+    change: agreement.Change | None = None
     why: str = ""
     together: bool = True
     discarded: int = 0
@@ -206,6 +207,9 @@ class Session:
         self.loaded: dict[str, str] = {}
         self.sizes: dict[str, Any] = {}
         self.parameters: dict[str, str] = {}
+        self.places: dict[str, tuple[int, int]] = {}
+        self.before: dict[str, np.ndarray] = {}
+        self.after: dict[int, dict[str, np.ndarray]] = {}
         self.gpu: list[Clocks] = []
         self.peer, self.best = "", float("inf")
         every = ranked(self.on_gpu, cfg.train.precision) if python is not None else []
@@ -227,8 +231,15 @@ class Session:
             self.facts[gpus] = found[0]
             if not self.parameters:
                 self.parameters = team.ask("parameters", folder=str(self.folder), most=gpus)[0]
+                for name, path in self.parameters.items() if self.wanted else ():
+                    x = np.load(path, mmap_mode="r")
+                    self.places |= agreement.places({name: x.shape}, np.random.default_rng())
+                    self.before[name] = agreement.taken(x, self.places[name])
             if gpus not in self.first:
                 self.first[gpus] = team.ask("take", steps=CHECKED, patience=self.patience())[0]
+                if self.wanted:
+                    self.after[gpus] = _read(team.ask("taken", places=self.places, folder=str(self.folder), patience=self.patience(),
+                                                       most=gpus)[0])
                 sampler = RandomTokens(cfg, self.vocab)
                 for i in range(CHECKED):
                     np.save(self._file(gpus, i), sampler.rows(i))
@@ -445,6 +456,12 @@ class Session:
                   allowed=agreement.bound({self.cfg.train.precision}, gpus * self.tokens))
         if not difference <= row.allowed:
             return replace(row, why="its loss or gradient norm is not ours, so no time of it is given"), None
+        files = self._fitting(team, "ranked_taken", places=self.places, folder=str(self.folder))
+        row = replace(row, change=agreement.Expected(
+            self.places, self.before, self.after[gpus], self.sizes, [x["lr"] for x in first], {self.cfg.train.precision},
+            gpus * self.tokens).change(_read(files[0])))
+        if row.change is not None and row.change.why:
+            return replace(row, why=row.change.why), None
         if counted != tokens:
             return replace(row, why=_miscounted(counted, tokens)), None
         return row, Arm(way.name, gpus, tokens, team, "ranked_steps", {
@@ -597,6 +614,12 @@ class Session:
 
 def _ours(gpus: int) -> str:
     return f"{OURS}, {gpus} GPU{'s' * (gpus > 1)}"
+
+
+def _read(path: str) -> dict[str, np.ndarray]:
+    """What a rank took of its parameters."""
+    with np.load(path) as file:
+        return dict(file)
 
 
 def _brief(error: Exception) -> str:

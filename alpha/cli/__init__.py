@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from alpha import resources
+from alpha import options, resources
 from alpha.bench import command as bench
 from alpha.cli.arguments import parser
-from alpha.errors import exit_code
 from alpha.train import forbidden
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. The console script begins in alpha/__main__.py, before this is imported."""
-    args = parser().parse_args(argv)
-    return exit_code(f"alpha {args.command}", lambda: _run(args), debug=args.debug)
+    return options.ended("alpha", parser, argv, lambda args: (f"alpha {args.command}", lambda: _run(args)))
 
 
 def _run(args: argparse.Namespace) -> int:

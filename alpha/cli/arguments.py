@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import NoReturn
 
-from alpha import __version__
+from alpha import __version__, options
 from alpha.bench import command as bench
 from alpha.cli import checkpoints, data
 from alpha.cli.auditing import cmd_asked, cmd_audit, cmd_audit_changed, cmd_coverage, cmd_gate_catches, cmd_operating, cmd_pin, cmd_sign
@@ -34,7 +34,7 @@ class _Version(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     """Every command and option."""
-    top = argparse.ArgumentParser(prog="alpha", description="Gated training and validation of language models.")
+    top = options.Parser(prog="alpha", description="Gated training and validation of language models.")
     top.add_argument("--version", action=_Version, nargs=0, help="show the version, with the commit in a checkout, and exit")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

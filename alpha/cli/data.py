@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from alpha.cli.common import shown, this_command
+from alpha.cores import cores
 from alpha.data import inspect
 from alpha.data.prepare import SAMPLE, Order, prepare
 from alpha.data.prepared import SIDES, Prepared, open_prepared
@@ -40,7 +40,7 @@ def arguments(data: argparse.ArgumentParser) -> None:
     p.add_argument("--part", type=int, default=PART, metavar="BYTES", help="a longer text file is several documents (default %(default)s)")
     p.add_argument("--skip-bad", action="store_true", help="count lines and rows that are no document, instead of ending")
     p.add_argument("--licence", default="", metavar="TEXT", help="of the texts, kept with the data")
-    p.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, metavar="N",
+    p.add_argument("--workers", type=int, default=cores(), metavar="N",
                    help="processes (default: one a core, here %(default)s); changes no byte")
     for name, run, text in (("inspect", cmd_inspect, "statistics and samples of prepared data"),
                             ("verify", cmd_verify, "read every byte of prepared data, and name what is damaged")):

@@ -6,12 +6,12 @@ The driver's own allocation takes 0.34 to 0.43 s a GiB on 16 cores, for it fills
 from __future__ import annotations
 
 import mmap
-import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from alpha.cores import cores
 from alpha.cuda_runtime import _bindings
 from alpha.errors import MachineError
 
@@ -55,7 +55,7 @@ def _fill(array: np.ndarray) -> None:
     def touch(start: int) -> None:
         array[start : start + STRETCH : mmap.PAGESIZE] = 0
 
-    with ThreadPoolExecutor(min(MOST, len(os.sched_getaffinity(0)))) as pool:
+    with ThreadPoolExecutor(min(MOST, cores())) as pool:
         list(pool.map(touch, range(0, array.size, STRETCH)))
 
 

@@ -32,13 +32,12 @@ from alpha.data.sources import PIECE, Piece, Rules, Tally, count_value, document
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer
 from alpha.data.tokenizer_file import load_tokenizer, open_tokenizer
 from alpha.errors import BusyError, InputError, MachineError
+from alpha.options import MOST_DIGITS
 
 SAMPLE = 4_000_000
 """Bytes of text that a tokenizer is trained on, at most."""
 _SAMPLED = 64
 """Units that the sample is taken from, at most, evenly over the sources."""
-_MOST_DIGITS = 18
-"""Of a vocabulary that is asked for: Python refuses to read numbers of some thousands."""
 _UNITS = "units"
 _PLAN, _UNIT = "alpha.preparing", "alpha.unit"
 
@@ -192,9 +191,9 @@ def _tokenizer(order: Order, folder: Path, units: Sequence[Unit], bound: float) 
     if order.tokenizer == "bytes":
         made: Tokenizer = ByteTokenizer()
     elif kind == "bpe":
-        if not vocabulary.isdecimal() or len(vocabulary) > _MOST_DIGITS:
+        if not vocabulary.isdecimal() or len(vocabulary) > MOST_DIGITS:
             raise InputError("a vocabulary is no number", came=order.tokenizer,
-                             expected=f"such as bpe:8192, of at most {_MOST_DIGITS} digits")
+                             expected=f"such as bpe:8192, of at most {MOST_DIGITS} digits")
         chosen = [units[i * len(units) // min(len(units), _SAMPLED)] for i in range(min(len(units), _SAMPLED))]
         texts = (text for unit in chosen for text in _up_to(order.sample // len(chosen), _all([unit], order.rules), bound))
         made = BPETokenizer.train(texts, int(vocabulary), record={"sample_bytes": order.sample})

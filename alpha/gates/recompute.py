@@ -7,7 +7,6 @@ of these on this machine (digest_cache.py), and asked again of one record in SAM
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from alpha.component import Component
+from alpha.cores import cores
 from alpha.errors import MachineError
 from alpha.gates import expected, parity
 from alpha.gates.subjects import Case, cases, pin_blas, spec_of
@@ -39,7 +39,7 @@ FEW = 50
 def beside(package: Package) -> Iterator[Callable[[Sequence[Record]], Iterable[Sequence[str]]]]:
     """A function of current records. It begins with `recompute` of each that is not known to agree, on every processor, beside the caller,
     and gives what came, in order. MachineError where one of its processes is killed."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processors = cores()
     pools: list[ProcessPoolExecutor] = []
     means = value_digest(recompute, package)
 

@@ -7,13 +7,13 @@ the same bits. A piece is all that a thread needs beside the array that is fille
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 
+from alpha.cores import cores
 from alpha.errors import ConfigError
 from alpha.graph.state import StateLayout, TensorSpec
 
@@ -53,11 +53,6 @@ def fill_initial(flat: np.ndarray, layout: StateLayout, seed: int, workers: int 
     with ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(piece) for piece in pieces]:
             done.result()
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pieces(flat: np.ndarray, spec: TensorSpec, seed: int) -> list[Callable[[], None]]:

@@ -159,7 +159,8 @@ class Facts:
 
 
 def shown(value: float, unit: str) -> str:
-    """A figure as it is printed: at least four significant digits, and its unit."""
+    """A figure as it is printed, with its unit: a share in percent with two decimals, a factor with three, all else with at least four
+    significant digits."""
     if unit == "share":
         return f"{value * 100:.2f} %"
     if unit == "x":
@@ -292,11 +293,13 @@ def _perturbed(f: Facts) -> str:
 
 
 def _communication(hidden: bool) -> Callable[[Facts], float | str]:
-    """Of steady steps: in the first steps of a session ranks wait for the one that sets up slowest, which no step repeats."""
+    """Of steady steps: in the first steps of a session ranks wait for the one that sets up slowest, which no step repeats. What ranks
+    exchange between two steps counts too, so a share is of the interval until the rank's own next step: what is exposed is at most 1."""
     def compute(f: Facts) -> float | str:
         if f.devices == 1:
             return "not measured: one device has nothing to communicate with"
-        whole, comm = int(f.step_ns[f.steady].sum()), f.phases["comm"] + hidden * f.overlapped["comm"]
+        own = f.wall_ns - sum(f.phases[name] for name in _WHOLE)
+        whole, comm = int(own[f.steady].sum()), f.phases["comm"] + hidden * f.overlapped["comm"]
         return int(comm[f.steady].sum()) / whole if whole > 0 else NOT_STEADY
 
     return compute
@@ -332,6 +335,9 @@ def _slowdown(f: Facts) -> float | str:
 _CACHED = "more than the peak that copies reach: operands stayed in a cache"
 _STEADY = "steady steps (unprofiled, without the first 3 of each session)"
 _UNPROFILED = "unprofiled steps"
+_WHOLE = ("eval", "sample_gen", "checkpoint")
+"""Phases of an interval that are no part of a step, and hold no communication of it (alpha/profile/recorder.py)."""
+_INTERVAL = f"(wall_ns - {' - '.join(_WHOLE)})"
 _TIMED = (f"profiled steps in which each kernel was timed and that took at most {PERTURBED * 100:g} % longer than the median of their "
           "steady neighbours; where there are none, all of them, not judged")
 DEFINITIONS: tuple[Definition, ...] = (
@@ -352,9 +358,9 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("bubble", "Bubble ratio", "share",
                f"CPU: idle / step_ns, {_UNPROFILED}; GPU: time in which neither kernel, copy nor time stamp runs / step_ns, {_TIMED}",
                _of_kernels("kernel_idle_ns", ("idle",)), Target(0.10, False), higher_is_better=False, unjudged=_perturbed),
-    Definition("comm_exposed", "Communication, exposed", "share", f"comm on the compute stream / step_ns, {_STEADY}", _communication(False),
-               Target(0.15, False), higher_is_better=False),
-    Definition("comm_total", "Communication, total", "share", f"(exposed + overlapped comm) / step_ns, {_STEADY}",
+    Definition("comm_exposed", "Communication, exposed", "share", f"comm on the compute stream / {_INTERVAL}, {_STEADY}",
+               _communication(False), Target(0.15, False), higher_is_better=False),
+    Definition("comm_total", "Communication, total", "share", f"(exposed + overlapped comm) / {_INTERVAL}, {_STEADY}",
                _communication(True), higher_is_better=False),
     Definition("bandwidth_bound", "Bandwidth utilisation where bandwidth-bound", "share",
                "fewest bytes / device time / peak bandwidth, over profiled launches with bytes / peak bandwidth > FLOPs / peak FLOP/s",

@@ -10,19 +10,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alpha.errors import InputError, exit_code, visible
+from alpha import options
+from alpha.errors import InputError, visible
 from alpha.files import path_argument
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script; returns its exit code."""
-    args = parser().parse_args(argv)
-    return exit_code("alpha-report", lambda: run(args), debug=args.debug)
+    return options.ended("alpha-report", parser, argv, lambda args: ("alpha-report", lambda: run(args)))
 
 
 def parser() -> argparse.ArgumentParser:
     """Every option."""
-    p = argparse.ArgumentParser(prog="alpha-report", description="Where each millisecond and byte of a run's steps went.")
+    p = options.Parser(prog="alpha-report", description="Where each millisecond and byte of a run's steps went.")
     p.add_argument("runs", nargs="*", type=path_argument, metavar="RUN", help="run directories (default: the newest under runs/)")
     p.add_argument("--out", type=path_argument, metavar="FOLDER", help="where to write (default: reports/ and the name of the run)")
     p.add_argument("--compare", action="store_true", help="is the second of two runs slower or faster than the first, and where")

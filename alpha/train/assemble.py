@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from alpha.backends.cpu.catalogue import MOST_BYTES
 from alpha.component import Catalogue
 from alpha.config import FAMILIES, Config, Data
+from alpha.cores import cores
 from alpha.data.bucketed import BucketedSampler
 from alpha.data.corpus import Corpus, open_corpus
 from alpha.data.files import sha256_hex, sweep
@@ -352,15 +352,15 @@ def flops_for(cfg: Config, vocab: int) -> ModelFlops:
 def threads_for(cfg: Config, ranks: int = 1) -> int:
     """Worker threads of each rank: the configured number, else its share of the cores that this process may use. MachineError for more than
     there are."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cfg.machine.threads > 4 * cores:
+    here = cores()
+    if cfg.machine.threads > 4 * here:
         raise MachineError(
             "machine.threads is far more than this machine has cores",
             came=cfg.machine.threads,
-            expected=f"at most {4 * cores} on {cores} cores",
+            expected=f"at most {4 * here} on {here} cores",
             do="lower it, or leave it 0",
         )
-    return cfg.machine.threads or min(max(1, cores // ranks), 8)
+    return cfg.machine.threads or min(max(1, here // ranks), 8)
 
 
 # -- what a run is made of -----------------------------------------------------------------------------------------------------

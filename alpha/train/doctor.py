@@ -14,6 +14,7 @@ from importlib import metadata
 
 from alpha.comm import topology
 from alpha.component import Catalogue
+from alpha.cores import cores
 from alpha.data.corpus import stdlib_corpus
 from alpha.errors import AlphaError, shown
 from alpha.registry.evidence import classes, shipped_root
@@ -47,13 +48,13 @@ def can_train(findings: Iterable[Finding]) -> bool:
 
 
 def _host() -> list[Finding]:
-    here, cores = environment(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here, own = environment(), cores()
     new_enough = sys.version_info >= (3, 10)
     out = [
         Finding(OK if new_enough else MISSING, "python", f"{platform.python_version()} ({platform.python_implementation()})",
                 "" if new_enough else "install Python 3.10 or newer"),
         Finding(OK, "numpy", f"{here['numpy']}, BLAS {here['blas']}"),
-        Finding(OK, "processor", f"{here['cpu']}, {cores} core{'s' if cores > 1 else ''} for this process, {here['system']}"),
+        Finding(OK, "processor", f"{here['cpu']}, {own} core{'s' if own > 1 else ''} for this process, {here['system']}"),
     ]  # fmt: skip
     out += [Finding(OK, "topology", line) for line in topology.read().lines()]
     memory = _memory()

@@ -18,6 +18,7 @@ from alpha.data.tokenizer import Tokenizer
 from alpha.errors import InputError
 from alpha.graph.plan import Program
 from alpha.graph.state import StateLayout
+from alpha.options import MOST_DIGITS
 from alpha.train import hf_tokenizer, rundir
 from alpha.train.assemble import program_for, threads_for, vocabulary
 from alpha.train.engine import Executor, open_executor, refresh
@@ -81,10 +82,6 @@ def beginning(cfg: Config, tokenizer: Tokenizer) -> Fill | None:
             raise InputError(f"the run's model is not that of {path}", came=f"model.{key} = {wanted.get(key)}", expected=str(size),
                              do=f"take model.{key} = {size}")
     return fill
-
-
-MOST_DIGITS = 18
-"""Of a step: Python refuses to read thousands of them."""
 
 
 def at_step(source: str) -> tuple[Path, int | None]:

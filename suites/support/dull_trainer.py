@@ -16,6 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
 from itertools import chain, pairwise
+from os.path import lexists
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ class DullTrainer:
         """Relative path -> text of a source, in the order of the paths' bytes."""
         where = Path(name)
         parts = where.parts
-        globbed = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), None)
+        globbed = next((i for i, part in enumerate(parts) if set(part) & set("*?[") and not lexists(Path(*parts[: i + 1]))), None)
         root, pattern = (where, "**/*") if globbed is None else (Path(*parts[:globbed]), "/".join(parts[globbed:]))
         found = {p.relative_to(root).as_posix().encode(): p.read_bytes() for p in root.glob(pattern) if p.is_file()}
         if where.is_file():

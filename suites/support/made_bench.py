@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,13 +146,15 @@ def tiny(tmp_path: Path, backend: str = "cpu", family: str = "gpt", more: str = 
     return config.load(path)
 
 
-def first_steps(cfg: config.Config) -> dict[str, list[float]]:
-    """Loss and norm of the steps that are compared."""
+def first_steps(cfg: config.Config, folder: Path) -> dict[str, Any]:
+    """Loss, norm and learning rate of the steps that are compared, and the file of the parameters after them."""
     endless = replace(cfg, train=replace(cfg.train, profile=0, steps=step.ENDLESS))
     program = program_for(cfg, 264, catalogue(), 1)  # as `bench` builds it: with the run's own learning rates
     with step.Ours(endless, program, catalogue(), step.RandomTokens(endless, 264), None) as mine:
         taken = mine.take(step.CHECKED)
-    return {"loss": [r.loss for r in taken], "norm": [r.norm for r in taken]}
+        np.savez(folder / "after.npz", **mine.parameters())  # type: ignore[arg-type]
+    return {"loss": [r.loss for r in taken], "norm": [r.norm for r in taken], "rates": [r.lr for r in taken],
+            "after": str(folder / "after.npz")}
 
 
 @contextmanager

@@ -1,6 +1,10 @@
 """Peers of known behaviour for the benchmark's tests: a process that answers like alpha.bench.peer_process, without PyTorch.
 
-    python made_peer.py ROOT [JSON]     JSON: {"loss": [...], "norm": [...], "flag": PATH, "ns": {mode: ns}} for steps of a training run
+    python made_peer.py ROOT [JSON]
+
+JSON: {"loss": [...], "norm": [...], "after": PATH, "flag": PATH, "ns": {mode: ns}} for steps of a training run. "after": the parameters
+behind the checked steps. "updates": what is wrong with them: {"times": a share of the change, "only": of tensors with this in their names,
+"decay": this much of each parameter not subtracted, from tensors with "decayed": bool}.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ def make_model(sizes: dict[str, Any], parameters: dict[str, str], variant: dict[
         Path(flag).touch()
         raise MemoryError("torch.OutOfMemoryError: made up")
     assert all(Path(f).is_file() for f in parameters.values())
-    state["variant"] = variant["compiled"]
+    state.update(variant=variant["compiled"], before={name: np.load(f) for name, f in parameters.items()}, decayed=sizes["decayed"])
     return sum(np.load(f).size for f in parameters.values())
 
 
@@ -70,6 +74,22 @@ def step(tokens: str, lr: float) -> dict[str, float]:
     at = state["taken"]
     state["taken"] += 1
     return {"loss": STEPS["loss"][at], "norm": STEPS["norm"][at]}
+
+
+def taken(places: dict[str, list[int]], folder: str) -> str:
+    wrong, found = STEPS.get("updates", {}), {}
+    if wrong.get("stale"):
+        raise RuntimeError("w: the network's weights are not the optimizer's, rounded")
+    with np.load(STEPS["after"]) as after:
+        for name, (first, stride) in places.items():
+            before, x = state["before"][name], after[name]
+            if wrong.get("only", "") in name:
+                x = before + np.float32(wrong.get("times", 1)) * (x - before)
+            if (name in state["decayed"]) == wrong.get("decayed", True):
+                x = x + np.float32(wrong.get("decay", 0)) * before
+            found[name] = x.reshape(-1)[first::stride]
+    np.savez(f"{folder}/taken.npz", **found)
+    return f"{folder}/taken.npz"
 
 
 def park() -> None:
@@ -101,6 +121,6 @@ def spin(way: str, calls: int) -> None:
 
 
 serve({"open": opened, "make": make, "outputs": outputs, "repeats": lambda way, ns: 3, "block": block, "make_model": make_model,
-       "step": step, "steps": steps, "park": park, "back": back, "memory": lambda: 123,
+       "step": step, "taken": taken, "steps": steps, "park": park, "back": back, "memory": lambda: 123,
        "draw": draw, "spin": spin,
        "sleep": lambda seconds: time.sleep(seconds)})

@@ -16,6 +16,8 @@ from typing import Any
 
 sys.path[0] = sys.argv[1]
 
+import numpy as np  # noqa: E402
+
 from alpha.profile.served import serve  # noqa: E402
 
 MADE = json.loads(sys.argv[3])
@@ -42,6 +44,25 @@ def opened(text: str, vocab: int) -> dict[str, Any]:
 
 def taken(steps: int) -> list[dict[str, float]]:
     return [{"loss": LOSSES[key()][i], "norm": NORMS[i], "lr": 1e-3} for i in range(steps)]
+
+
+def parameters(folder: str) -> dict[str, str]:
+    np.save(f"{folder}/w.npy", np.ones((32, 128), np.float32))
+    return {"embedding.token.weight": f"{folder}/w.npy"}
+
+
+def changed(places: dict[str, list[int]], folder: str, share: float = 1.0) -> str:
+    """Of these parameters after the steps; each place is of a tensor of ones."""
+    moved = np.resize(np.float32([-3e-3, 3e-3]), (32, 128))
+    found = {name: (1 + np.float32(share) * moved).reshape(-1)[first::stride] for name, (first, stride) in places.items()}
+    np.savez(f"{folder}/taken{sys.argv[2]}{RANK}.npz", **found)
+    return f"{folder}/taken{sys.argv[2]}{RANK}.npz"
+
+
+def theirs_changed(places: dict[str, list[int]], folder: str) -> str:
+    if not state["over"] and RANK:
+        return ""
+    return changed(places, folder, 0.0 if DEFECT == f"{state['over']} never updates" else 1.0)
 
 
 def block(steps: int) -> dict[str, Any]:
@@ -94,7 +115,8 @@ def timed(rows: int, tokens: int, vocab: int, lr: float, count: int) -> dict[str
 
 
 if sys.argv[2] == "ours":
-    serve({"open": opened, "parameters": lambda folder: {"w": f"{folder}/w"}, "take": taken, "block": block, "memory": lambda: 1 << 30,
+    serve({"open": opened, "parameters": parameters, "take": taken, "taken": changed, "block": block, "memory": lambda: 1 << 30,
            "loaded": lambda: {"a source": "abc"}, "close": lambda: None})
 else:
-    serve({"join": joined, "make_ranked": make, "ranked_step": stepped, "ranked_steps": timed, "memory": lambda: 2 << 30})
+    serve({"join": joined, "make_ranked": make, "ranked_step": stepped, "ranked_taken": theirs_changed,
+           "ranked_steps": timed, "memory": lambda: 2 << 30})

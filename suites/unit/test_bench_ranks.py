@@ -81,6 +81,7 @@ def test_the_slowest_rank_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("theirs", "tokens of nobody", NAMES[1], "counted 128 tokens"),
     ("theirs", "counts late", NAMES[1], "counted 128 tokens"),
     ("theirs", "gradients of one", NAMES[1], "not ours"),
+    ("theirs", "ddp never updates", NAMES[1], "parameters change otherwise than ours: size of embedding.token.weight off by 1,"),
     ("theirs", "no library", NAMES[1], "No module named 'torch'"),
 ])
 def test_a_wrong_figure_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, defect: str, name: str, word: str) -> None:

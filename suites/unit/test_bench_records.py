@@ -193,6 +193,8 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "memory beyond the device": lambda b: b["step"]["rows"][1].update(memory=200 << 30),
     "ratio that is none": lambda b: b["step"]["rows"][1]["ratio"].__setitem__(1, None),
     "difference": lambda b: b["step"]["rows"][1].update(difference=0.2, allowed=0.1),
+    "change": lambda b: b["step"]["rows"][1].update(change={"tensors": 2, "size": {"difference": 0.5, "allowed": 0.1, "where": "w"}}),
+    "change that is none": lambda b: b["step"]["rows"][1].update(change={"size": {"difference": None, "allowed": 0.1, "where": "w"}}),
     "ours beside": lambda b: b["step"]["rows"][1].update(ours=1.2e8),
     "no blocks": lambda b: b["step"]["rows"][0].update(blocks=[]),
     "no time": lambda b: b["step"]["rows"][1].update(ns=None),
@@ -403,7 +405,7 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.
 def test_a_step_is_recorded(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     calm(monkeypatch)
     cfg = tiny(place)
-    measured, known = step.bench, first_steps(cfg)
+    measured, known = step.bench, first_steps(cfg, place)
     head = git(place, "rev-parse", "HEAD")
     monkeypatch.setattr(command.record, "clean_commit", lambda: head)
     monkeypatch.setattr(command.record, "write", lambda *a: WRITE(*a, place / "baselines" / "bench"))
@@ -416,6 +418,7 @@ def test_a_step_is_recorded(place: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert 'family = "gpt"' in found["config"] and found["step"]["quoted"].startswith("torch")
     for row in found["step"]["rows"]:
         assert len(row["blocks"]) == len(row["beside"]) == 3
+        assert row["name"] == "ours" or (row["change"]["tensors"] >= 12 and row["change"]["size"]["difference"] < 1e-6)
     assert path.read_text().count("\n") < 150  # numbers of a line stand on one
     docs.fill(record.records(place / "baselines" / "bench"), place, write=True)
     assert "t, 4 x 32 tokens" in (place / "docs" / "log.md").read_text()

@@ -47,7 +47,7 @@ NAMES = [v.name for v in variants(False, "f32")]
 def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calm(monkeypatch)
     cfg = tiny(tmp_path)
-    known = first_steps(cfg)
+    known = first_steps(cfg, tmp_path)
     result = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, ns={"default": 1e9, "": 1e6}))
     rows = {r.name: r for r in result.rows}
     assert [r.name for r in result.rows] == ["ours", *reversed(NAMES)] and not result.why  # the fastest first
@@ -72,6 +72,36 @@ def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert r.name == "ours" or r.ratio[::2] == pytest.approx((math.nan, math.nan), nan_ok=True)
 
 
+def test_a_peer_must_change_its_parameters_as_ours_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On random tokens losses and norms say nothing of updates: a peer that takes none has the same to 1e-4."""
+    calm(monkeypatch)
+    cfg = tiny(tmp_path)
+    known = first_steps(cfg, tmp_path)
+    decay = cfg.optim.weight_decay * sum(known.pop("rates"))
+
+    def beside(updates: dict[str, object]) -> step.Row:
+        found = step.bench(cfg, catalogue(), "made", rounds=1, steps=1, chosen=lambda name: name == NAMES[0],
+                           command=made(**known, updates=updates))
+        return next(r for r in found.rows if r.name == NAMES[0])
+
+    right = beside({})
+    assert not right.why and right.change is not None and right.change.tensors >= 12 and right.change.decay is not None
+    assert max(x.difference for x in (right.change.size, right.change.direction, right.change.decay)) < 1e-6
+    assert right.change.decay.allowed == agreement.TOLD
+    for updates, word in (({"times": 0}, "size of"), ({"times": 0.5}, "size of"), ({"times": 2}, "size of"),
+                          ({"times": -1}, "direction of"),
+                          ({"only": "mlp.up.weight", "times": 0}, "size of block.0.mlp.up.weight"),
+                          ({"only": "block.0.norm1.gain", "times": 0}, "size of block.0.norm1.gain"),
+                          ({"only": "token.weight", "times": 0.5}, "size of embedding.token.weight"),
+                          ({"only": "position", "times": math.nan}, "size of embedding.position.weight off by nan"),
+                          ({"decay": decay}, "with decay"), ({"decay": -decay}, "with decay"),
+                          ({"decay": -decay, "decayed": False}, "otherwise than ours: size of head.norm.gain"),
+                          ({"stale": True}, "not the optimizer's, rounded")):
+        refused = beside(updates)
+        assert word in refused.why and math.isnan(refused.ns) and not refused.blocks, (updates, refused.why)
+    assert not beside({"times": 1.0001}).why, "a rate this near is not told"
+
+
 def test_taking_turns_keeps_to_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One turn each where no time is left for more; the peer is built once, and ours gets the parameters that it drew first. What goes on
     is told as it begins, so that a measurement that was cut off says where."""
@@ -79,7 +109,7 @@ def test_taking_turns_keeps_to_the_budget(tmp_path: Path, monkeypatch: pytest.Mo
     cfg, left, drawn, told = tiny(tmp_path), iter([100.0] * 4), list[str](), list[str]()
     monkeypatch.setattr(step.Session, "left", lambda self: next(left, 0.0))
     monkeypatch.setattr(loop, "fill_initial", lambda *args, **more: drawn.append("drawn") or fill_initial(*args, **more))
-    known = first_steps(cfg)
+    known = first_steps(cfg, tmp_path)
     drawn.clear()
     found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, budget=1.0, chosen=lambda name: name == NAMES[0],
                        command=made(**known, flag=str(tmp_path / "flag")), report=told.append)
@@ -94,7 +124,7 @@ def test_what_waits_on_the_host_has_no_device(tmp_path: Path, monkeypatch: pytes
     """The made peer refuses blocks between park and back; turns that forget one of them have no figure."""
     calm(monkeypatch)
     cfg = tiny(tmp_path)
-    known = first_steps(cfg)
+    known = first_steps(cfg, tmp_path)
     monkeypatch.setattr(step.Theirs, "back", lambda self: None)
     found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, chosen=lambda name: name == NAMES[0],
                        command=made(**known, flag=str(tmp_path / "flag")))
@@ -105,7 +135,7 @@ def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     """What is not measured is a line that says so; a trial decides whether a variant is worth all rounds."""
     calm(monkeypatch)
     cfg = tiny(tmp_path)
-    known = first_steps(cfg)
+    known = first_steps(cfg, tmp_path)
     spent = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, budget=1e-9, command=made(**known))
     assert {r.name: r.why for r in spent.rows if r.name != "ours"} == dict.fromkeys(NAMES, "not measured: the budget was spent")
     assert not spent.quoted and spent.rows[0].name == "ours" and spent.rows[0].ns > 0
@@ -147,7 +177,7 @@ def test_the_first_step_of_ours_is_looked_at_once(tmp_path: Path, monkeypatch: p
     """An Ours that comes again computes the same launches at the same sizes: what looked at them takes longer than its turn."""
     calm(monkeypatch)
     cfg, looked, parked = tiny(tmp_path), list[int](), list[str]()
-    known = first_steps(cfg)
+    known = first_steps(cfg, tmp_path)
     draw, park = Spots._draw, step.Theirs.park
     monkeypatch.setattr(Spots, "_draw", lambda self: looked.append(self._step) or draw(self))
     monkeypatch.setattr(step.Theirs, "park", lambda self: parked.append("parked") or park(self))
@@ -183,18 +213,24 @@ def test_pytorch_trains_the_same_model(torch: Peer, tmp_path: Path) -> None:
             files = step._written(str(tmp_path), mine.parameters())
             for i, path in enumerate(tokens):
                 np.save(path, step.RandomTokens(cfg, 264).rows(i))
-            job = step.Job("cpu", 1, step.sizes_of(cfg, mine.loop.program), files, tokens, (4, 32), mine.take(step.CHECKED),
-                           agreement.bound({"f32"}, 4 * 32), None, None)
+            sizes = step.sizes_of(cfg, mine.loop.program)
+            places = agreement.places({t.name: t.shape for t in mine.loop.program.states["param"].tensors}, np.random.default_rng(0))
+            before = mine.taken(places)
+            first = mine.take(step.CHECKED)
+            expected = agreement.Expected(places, before, mine.taken(places), sizes, [r.lr for r in first], {"f32"}, 4 * 32)
+            job = step.Job("cpu", 1, sizes, files, tokens, (4, 32), first,
+                           agreement.bound({"f32"}, 4 * 32), expected, None, None)
         with step.Theirs(python, Variant(), job) as theirs:
-            assert theirs.difference <= job.allowed
+            assert theirs.difference <= job.allowed and not theirs.change.why
             assert theirs.block(2)[0] > 0
         for weights in (AUTOCAST, MASTER):  # in bf16 as near as bf16 is
             with step.Theirs(python, Variant("", weights), job) as theirs:
                 assert job.allowed < theirs.difference <= agreement.bound({"bf16"}, 4 * 32), weights
+                assert theirs.change.why and not replace(expected, dtypes={"bf16"}).change(theirs.parameters).why, weights
         for wrong in ({"weight_decay": 50.0}, {"decayed": []}, {"betas": [0.5, 0.95]},
                       {"heads": 1, "kv_heads": 1} if family == "gpt" else {"rope_base": 100.0}):
             with step.Theirs(python, Variant(), replace(job, sizes={**job.sizes, **wrong})) as theirs:
-                assert theirs.difference > job.allowed, wrong
+                assert theirs.difference > job.allowed or theirs.change.why, wrong
 
 
 @pytest.mark.parametrize("part", ["--variant torch*", "--rounds 2", "--steps 1", "--case fwd"])

@@ -152,12 +152,29 @@ def test_what_nobody_foresaw_is_no_traceback(capsys: pytest.CaptureFixture[str])
     assert said.startswith("alpha train: a file or folder cannot be used") and "run (Permission denied)" in said and "\x1b" not in said
 
 
+REPORT = "import sys; from alpha.__main__ import report; sys.exit(report())"
+
+
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="NOT RUN: no /dev/full")
-@pytest.mark.parametrize("words", [("plan", "configs/tiny.toml"), ("gate", "list")])
-def test_output_that_cannot_be_written_is_no_success(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", ["-m alpha plan configs/tiny.toml", "-m alpha gate list", "-m alpha --version", "-u -m alpha --version",
+                                   "-m alpha --help", "-m alpha train --help", REPORT])
+def test_output_that_cannot_be_written_is_no_success(words: str) -> None:
+    given = ["-c", words, "--help"] if words == REPORT else words.split()
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "alpha", *words], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        done = subprocess.run([sys.executable, *given], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert done.returncode == 3 and "Traceback" not in done.stderr and "No space left" in done.stderr, done.stderr
+    assert sum(line.startswith("alpha") for line in done.stderr.splitlines()) == 1 and "Exception ignored" not in done.stderr
+
+
+def test_a_traceback_is_shown_once_and_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    for error, told in ((errors.InputError("no such thing"), False), (PermissionError(13, "no", "/x"), True), (MemoryError("8 GB"), True)):
+        def fails(error: Exception = error) -> int:
+            raise error
+
+        for debug in (False, True):
+            code, said = errors.exit_code("alpha x", fails, debug=debug), capsys.readouterr().err
+            assert code == getattr(error, "exit_code", 3) and said.count("Traceback") == debug
+            assert ("alpha x: " in said) == (told or not debug), said
 
 
 def test_a_closed_output_stops_nothing() -> None:

@@ -30,7 +30,8 @@ def hand_facts(**changed: object) -> Facts:
     """Two steady steps of 100 tokens in 10 ms each on 2 devices of 1 GFLOP/s and 1 GB/s."""
     phases = {p: np.zeros(2, np.int64) for p in PHASES}
     phases |= {"forward": np.array([3, 3]) * MS, "backward": np.array([5, 5]) * MS, "optimizer": np.array([1, 1]) * MS,
-               "comm": np.array([MS // 2] * 2), "idle": np.array([MS // 4] * 2)}
+               "comm": np.array([MS // 2] * 2), "idle": np.array([MS // 4] * 2),
+               "eval": np.array([0, 30]) * MS}
     given = {
         "devices": 2, "flops_per_token": 1e5, "executed_flops": 16e6, "peak_flops": 1e9, "peak_bandwidth": 1e9, "steady_tokens": 200,
         "steady_ns": 20 * MS, "steady_steps": 2, "step_ns": np.array([10, 10]) * MS, "wall_ns": np.array([10, 40]) * MS, "phases": phases,
@@ -128,6 +129,15 @@ def test_what_was_not_measured_says_so_and_is_not_judged() -> None:
         assert found[key].value is None and found[key].verdict is None and found[key].reason.startswith("not measured: one device")
 
 
+def test_exposed_communication_is_a_share_of_the_rank_s_own_interval() -> None:
+    """On a machine with too much to do a rank waits longer for the others' hashes, between two steps, than its step took."""
+    phases = {**hand_facts().phases, "comm": np.array([25 * MS, 1 * MS]), "eval": np.array([0, 20 * MS])}
+    found = by_key(judge(hand_facts(phases=phases, wall_ns=np.array([32, 32]) * MS)))
+    assert found["comm_exposed"].value == pytest.approx(26 / (32 + 12))
+    assert by_key(judge(hand_facts(phases={**phases, "comm": np.array([32, 12]) * MS}, wall_ns=np.array([32, 32]) * MS)))[
+        "comm_exposed"].value == pytest.approx(1)
+
+
 def test_targets() -> None:
     own = targets({"mfu": 0.5, "bubble": 0.02, "unexplained": 0.01}, "asked for")
     found = by_key(judge(hand_facts(), own))
@@ -197,8 +207,9 @@ def test_rates_leave_out_warm_up_and_profiled_steps(tmp_path: Path) -> None:
     assert found["tokens_per_second"].value == pytest.approx(made_runs.TOKENS * len(slowest) / slowest.sum() * 1e9, rel=1e-12)
     assert found["mfu"].value == pytest.approx(found["tokens_per_second"].value * made_runs.FLOPS_PER_TOKEN / made_runs.PEAK_FLOPS / 2)
     late = rows[rows.steady]
+    own = late.wall_ns - late.eval_ns - late.sample_gen_ns - late.checkpoint_ns
     for key, names in (("comm_exposed", ["comm_ns"]), ("comm_total", ["comm_ns", "comm_overlapped_ns"])):
-        assert found[key].value == pytest.approx(late[names].to_numpy().sum() / late.step_ns.sum(), rel=1e-12), key
+        assert found[key].value == pytest.approx(late[names].to_numpy().sum() / own.sum(), rel=1e-12), key
     sessions = run.tables["sessions"]
     useful, lasted = (rows.step_ns - rows.checks_ns).sum(), (sessions.seen_ns - sessions.began_ns).sum()
     assert found["goodput"].value == pytest.approx(useful / lasted, rel=1e-12)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "alpha"
 FLOORS = {
-    "errors": 0, "types": 0, "files": 0, "resources": 0, "tomlfile": 0, "config": 0, "component": 0,
+    "errors": 0, "types": 0, "files": 0, "options": 0, "cores": 0, "resources": 0, "tomlfile": 0, "config": 0, "component": 0,
     "ops": 1, "graph": 2, "passes": 3, "flops": 3, "profile": 3, "registry": 3, "cuda_runtime": 3,
     "backends": 4, "comm": 4, "parallel": 5, "models": 5, "optim": 5, "data": 5, "checkpoint": 5,
     "train": 6, "gates": 7, "report": 7, "trackers": 7, "bench": 8, "dashboard": 8, "cli": 9, "__main__": 10,
 }
-WITHIN = {0: {"errors": 0, "files": 0, "resources": 1, "types": 1, "tomlfile": 1, "config": 2, "component": 2},
+WITHIN = {0: {"errors": 0, "files": 0, "options": 1, "cores": 0, "resources": 1, "types": 1, "tomlfile": 1, "config": 2, "component": 2},
           7: {"report": 0, "trackers": 0, "gates": 1}}
 """Floor -> package -> its place on that floor: gates look at figures of reports, not the other way round."""
 

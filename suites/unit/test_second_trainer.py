@@ -23,6 +23,7 @@ from watched_run import watched
 from wrong_wiring import seen, wirings
 
 from alpha import config
+from alpha.data.corpus import open_corpus
 from alpha.train.assemble import open_data
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,27 @@ def test_runs_do_what_their_file_says(pytestconfig: pytest.Config, seed: int, tm
         file = draw(number, tmp_path / str(number))
         wrong += [f"draw {number}: {what}" for what in problems(file, watched(file, tmp_path / str(number) / "runs" / "drawn"))]
     assert not wrong, "\n".join(wrong[:20])
+
+
+def test_a_name_that_exists_is_no_pattern(tmp_path: Path) -> None:
+    """As in a run: marks are marks where nothing has that name."""
+    folder = tmp_path / "texts [1]"
+    folder.mkdir()
+    for name in ("a[1].txt", "a1.txt", "b.md"):
+        (folder / name).write_text(f"{name}\n" * 20)
+    (tmp_path / "texts 1").mkdir()
+    (tmp_path / "texts 1" / "c.txt").write_text("c\n")
+    dull = DullTrainer.__new__(DullTrainer)
+    for name in ("texts [1]", "texts [1]/a[1].txt", "texts [1]/a*.txt", "texts [1]/a?.txt", "texts ?/*.txt"):
+        found = dull.files(str(tmp_path / name))
+        assert {path.decode(): text for path, text in found.items()} == {
+            path: text.encode() for path, text in alphas(tmp_path / name).items()}, name
+
+
+def alphas(source: Path) -> dict[str, str]:
+    """The texts of a source as a run reads them."""
+    corpus = open_corpus(str(source))
+    return {d.relpath: (corpus.root / d.relpath).read_text() for d in corpus.documents}
 
 
 def test_a_nan_agrees_with_nothing(tmp_path: Path) -> None:

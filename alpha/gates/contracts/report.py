@@ -241,7 +241,8 @@ def counted(run: Drawn) -> dict[str, float | None]:
 
     def settled(*names: str) -> float | None:
         late = [r for r in plain if is_steady(r)]
-        return per(sum(r[f"{n}_ns"] for r in late for n in names), sum(r["step_ns"] for r in late))
+        aside = ("eval_ns", "sample_gen_ns", "checkpoint_ns")
+        return per(sum(r[f"{n}_ns"] for r in late for n in names), sum(r["wall_ns"] - sum(r[key] for key in aside) for r in late))
 
     of_steady = mean([r["step_ns"] for r in rows if is_steady(r)]) if any(map(is_steady, rows)) else None
     stalls = saves(run, rows, known)

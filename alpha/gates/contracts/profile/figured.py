@@ -112,7 +112,8 @@ def account(f: Facts) -> dict[str, float | str]:
     for at, key, names in ((1, "kernel_active", ("forward", "backward", "grad_norm", "grad_clip", "optimizer")), (2, "bubble", ("idle",))):
         found[key] = share(*names) if f.backend == "cpu" else (f.kernel_why or NEVER_TIMED) if not kernels else \
             ratio(sum(k[at] for k in sound), sum(k[0] for k in sound), "the profiled steps took no time")
-    rows = [r[:3] for r in zip(step, phases["comm"], f.overlapped["comm"].tolist(), f.steady.tolist(), strict=True) if r[3]]
+    own = [w - a - b - c for w, a, b, c in zip(f.wall_ns.tolist(), phases["eval"], phases["sample_gen"], phases["checkpoint"], strict=True)]
+    rows = [r[:3] for r in zip(own, phases["comm"], f.overlapped["comm"].tolist(), f.steady.tolist(), strict=True) if r[3]]
     for key, told in (("comm_exposed", slice(1, 2)), ("comm_total", slice(1, 3))):
         found[key] = ALONE if f.devices == 1 else ratio(sum(sum(r[told]) for r in rows), sum(r[0] for r in rows), STEADY)
     ops = [*zip(f.op_device_ns.tolist(), f.op_flops.tolist(), f.op_nbytes.tolist())]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from alpha import config
+from alpha import cores as counted
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import InputError
 from alpha.gates.contracts.checks import all_hold
@@ -314,12 +315,13 @@ def examined(rng: np.random.Generator) -> Measured:
         made, usable = _components(3 if full else 5), {"c0", "c1", "c2"} if full else {"c1", "c4"}  # c3 and c4 run elsewhere
         if not full:
             made.broken["mod"] = "why"
-        system = SimpleNamespace(**({"sched_getaffinity": lambda pid: range(5)} if full else {"cpu_count": lambda: 1}),
-                                 sysconf=lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}[name] if full else int("x"))
+        having = SimpleNamespace(**({"sched_getaffinity": lambda pid: range(5)} if full else {"cpu_count": lambda: 1}))
+        system = SimpleNamespace(sysconf=lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}[name] if full else int("x"))
         classes = ("sm90-H100", "sm90-H200") if full else ()
         answers: dict[str, tuple[int, str] | Exception] = {"smi": (0, "H100\nH200\n"), "nvcc": (0, "a\n release 13.0 \n")}
         machine = SimpleNamespace(key="k", describe=lambda: "a machine")
-        with instead(doctor, environment=lambda: here, os=system, sys=SimpleNamespace(version_info=(3, 10) if full else (3, 9)),
+        with instead(counted, os=having), instead(
+                doctor, environment=lambda: here, os=system, sys=SimpleNamespace(version_info=(3, 10) if full else (3, 9)),
                      platform=SimpleNamespace(python_version=lambda: "3.x", python_implementation=lambda: "Py"),
                      topology=SimpleNamespace(read=lambda: SimpleNamespace(lines=lambda: ["t1", "t2"])),
                      shutil=SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=200 * MIB + full if path == "." else 0),
@@ -386,6 +388,7 @@ def examined(rng: np.random.Generator) -> Measured:
         for state in ("ok", "missing", "note"):
             same(checks, f"{state} {topic}", doctor.can_train([doctor.Finding(state, topic, "")]),
                  not (topic in needed and state == "missing"))
-    with instead(doctor, os=SimpleNamespace(cpu_count=lambda: None, sysconf=lambda name: 1), environment=lambda: here):
+    with instead(counted, os=SimpleNamespace(cpu_count=lambda: None)), \
+            instead(doctor, os=SimpleNamespace(sysconf=lambda name: 1), environment=lambda: here):
         checks.append(("cores that nobody counts", any("1 core for" in f.found for f in doctor._host())))
     return all_hold(checks)

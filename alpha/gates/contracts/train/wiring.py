@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from alpha import config
+from alpha import cores as counted
 from alpha.component import Measured
 from alpha.config import Config
 from alpha.flops.v1 import ModelFlops
@@ -254,7 +255,7 @@ def calls_and_flops(rng: np.random.Generator) -> Measured:
     for cores in (1, 2, 3, int(rng.integers(4, 64))):
         for system in (SimpleNamespace(sched_getaffinity=lambda pid, n=cores: range(n if pid == 0 else 0), cpu_count=lambda: 99),
                        SimpleNamespace(cpu_count=lambda n=cores: n)):
-            with instead(assemble, os=system):
+            with instead(counted, os=system):
                 for ranks in (1, 2, 3, 5, 64):
                     share = max(1, cores // ranks)
                     same(checks, f"{cores} cores, {ranks} ranks", assemble.threads_for(d.config(), ranks), share if share < 8 else 8)
@@ -263,7 +264,7 @@ def calls_and_flops(rng: np.random.Generator) -> Measured:
                 same(checks, "more", said(lambda: assemble.threads_for(d.config(f"machine.threads={most + 1}"))), error_text(
                     "MachineError", "machine.threads is far more than this machine has cores", most + 1, f"at most {most} on {cores} cores",
                     "lower it, or leave it 0"))
-    with instead(assemble, os=SimpleNamespace(cpu_count=lambda: None)):
+    with instead(counted, os=SimpleNamespace(cpu_count=lambda: None)):
         same(checks, "unknown cores", assemble.threads_for(d.config()), 1)
     return all_hold(checks)
 
