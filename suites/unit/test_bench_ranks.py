@@ -206,6 +206,7 @@ FAULTS = {
     "least-exposure-of-the-worst": ("leasts.append(min(each))", "leasts.append(max(each))"),
     "fastest-rank": ('ns, each = max(float(x["ns"])', 'ns, each = min(float(x["ns"])'),
     "peer-not-checked": ("if not difference <= row.allowed:", "if False:"),
+    "change-not-checked": ("if row.change is not None and row.change.why:", "if False:"),
     "peer-tokens-not-counted": ("return sum(found) if not of_all", "return 2 * found[0] if not of_all"),
     "batch-of-one": ("batch=cfg.train.batch * gpus, shards", "batch=cfg.train.batch, shards"),
 }
@@ -224,6 +225,7 @@ def test_planted_defects_turn_figures_red(name: str, tmp_path: Path, monkeypatch
     held = [lambda p: test_figures_of_two_beside_one(tmp_path, p), lambda p: test_the_slowest_rank_counts(tmp_path, p),
             lambda p: test_exposure_is_of_stamps_alone(tmp_path, p, "a stamp short"),
             lambda p: test_a_wrong_figure_is_none(tmp_path, p, "theirs", "gradients of one", NAMES[1], "not ours"),
+            lambda p: test_a_wrong_figure_is_none(tmp_path, p, "theirs", "ddp never updates", NAMES[1], "change otherwise than ours"),
             lambda p: test_a_wrong_figure_is_none(tmp_path, p, "theirs", "counts late", NAMES[1], "counted 128 tokens"),
             lambda p: test_many_take_a_batch_of_many(tmp_path)]
     for one in held:
@@ -256,8 +258,13 @@ def test_emulated_gpus_stamp_their_collectives(tmp_path: Path, monkeypatch: pyte
     members = [sys.executable, str(ROOT / "suites" / "support" / "emulated_member.py"), str(shared_file(tmp_path, 2))]
     cfg = tiny(tmp_path, "cuda")
     cfg = replace(cfg, train=replace(cfg.train, verify=2))  # whose launches run in line, without stamps of their own
-    result = step_ranks.bench(cfg, 2, catalogue(), None, rounds=1, steps=5, members=members)
+    read, taken = step_ranks._read, list[dict[str, Any]]()
+    monkeypatch.setattr(step_ranks, "_read", lambda path: taken.append(read(path)) or taken[-1])
+    result = step_ranks.bench(cfg, 2, catalogue(), "made", rounds=1, steps=5, members=members, command=commands()["command"])
     rows = by_name(result)
+    one, two = taken[:2]  # of ours on one and on two, after the same number of steps from the same weights
+    assert set(one) == set(two) and all(one[name].shape == two[name].shape and one[name].size for name in one)
+    assert any((one[name] != two[name]).any() for name in one), "other tokens move them otherwise"
     assert not result.why and rows[OURS_1].ns > 0 and rows[OURS_2].tokens == 256, result
     assert 0 <= rows[OURS_2].exposed < 1 and not rows[OURS_2].unknown and rows[OURS_2].phase > 0
     assert rows[OURS_2].efficiency[1] > 0 and "data sheet" in result.mark
