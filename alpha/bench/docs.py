@@ -31,6 +31,8 @@ SPEED = re.compile(r"\d[\d,.]*\s*[km]?\s*(?:tokens/s|tokens (?:per|a) second|tok
                    r"|\bstep\b[^.]*?\b(?:takes?|took|in|of|is) (?:only |about )?\d[\d.,]*\s*(?:s|seconds?)\b"
                    r"|\d\s*(?:%|percent|per cent|times|x) (?:faster|slower)", re.I)
 CEILING = "ceiling"
+FIRST = "step-gpt2-124m"
+"""The step that readers know best, for the top of README."""
 Record = Mapping[str, Any]
 
 
@@ -137,9 +139,10 @@ def training(records: Sequence[Record]) -> str:
 
 
 def headline(records: Sequence[Record]) -> str:
-    """One sentence for the top of README: the first recorded step that was held against PyTorch, on a class whose evidence ships."""
+    """One sentence for the top of README: a step that was held against PyTorch, FIRST or another, on a class whose evidence ships."""
     proved = set(reference_classes(shipped_root()).values())
-    for r in _named([r for r in records if r["machine"] in proved], "step-"):
+    taken = _named([r for r in records if r["machine"] in proved], "step-")
+    for r in sorted(taken, key=lambda r: r["subject"] != FIRST):
         ours, best = _row(r, OURS), _row(r, r["step"]["quoted"])
         if ours is not None and best is not None and best["ratio"][1] is not None:
             return (f"**{r['step']['run']} on one {_hardware(r)}: {ours['tokens_per_second']:,.0f} tokens/s, "
