@@ -134,7 +134,8 @@ def drawn(rng: np.random.Generator, kind: str, tied: bool) -> tuple[dict[str, An
 
 
 def _round_trip(rng: np.random.Generator) -> Measured:
-    """Drawn models of either kind, written and read: the same sizes, and the same bits."""
+    """Drawn models of either kind, written and read: the same sizes, and the same bits. Dropout is written where a model has it: not on
+    probabilities of attention."""
     count = Checks()
     for kind in hf.LAYOUTS:
         for tied in (True, False):
@@ -144,6 +145,13 @@ def _round_trip(rng: np.random.Generator) -> Measured:
                 hub, _, again = opened(at / "m", 5)
                 count.that(hub.sizes == sizes, f"{kind}: sizes {hub.sizes}")
                 count.that(flat.tobytes() == again.tobytes(), f"{kind}: other bits")
+    sizes, layout, flat = drawn(rng, "gpt2", tied=True)
+    rate = float(rng.uniform(0.1, 0.9))
+    with scratch() as at:
+        hf.export(at / "m", {**sizes, "dropout": rate}, flat, layout, eod=0, files={})
+        said = json.loads((at / "m" / "config.json").read_text())
+        found = {key: said[key] for key in said if key.endswith("_pdrop")}
+        count.that(found == {"attn_pdrop": 0.0, "embd_pdrop": rate, "resid_pdrop": rate}, f"of a dropout of {rate} it says {found}")
     return count.measured()
 
 

@@ -25,7 +25,7 @@ from alpha.comm.segment import CHANNELS, MOST_RANKS, MOST_STREAMS, PAYLOAD_BYTES
 from alpha.comm.shm import LENT_BYTES, SharedMemory
 from alpha.comm.watch import Deadlines, Watch
 from alpha.component import Measured
-from alpha.errors import GraphError, InputError, MachineError
+from alpha.errors import GraphError, InputError, MachineError, RankError
 from alpha.gates.contracts.edges import Edge, told
 
 
@@ -207,6 +207,37 @@ def fences(rng: np.random.Generator) -> Measured:
         wrong += [] if lock.seen == wanted else [f"in order {strong}: counters in the fence are {lock.seen}"]
         segment.close()
     return measured(wrong, 2)
+
+
+class _Slot:
+    """Stands for the payload of a slot: what is copied into it changes there."""
+
+    def __init__(self, payload: np.ndarray, at: int) -> None:
+        self.payload, self.at = payload, at
+
+    def __setitem__(self, place: slice, value: np.ndarray) -> None:
+        self.payload[place] = value
+        self.payload[self.at] ^= 1
+
+    def __getitem__(self, place: slice) -> np.ndarray:
+        return self.payload[place]
+
+
+def copies(rng: np.random.Generator) -> Measured:
+    """A bit that changes while a payload is copied into its slot is seen by whoever receives it."""
+    wrong, about, payload = list[str](), About("send", "bool", 0, 1, 1), rng.integers(0, 256, 100).astype(np.uint8)
+    segment = Segment.create(2)
+    for rank in range(2):
+        segment.control.join(rank, os.getpid())
+    near, far = (SharedMemory(segment, Watch(segment.control, r, Deadlines()), 0, (0, 1)) for r in range(2))
+    ring, at = near._out[1], int(rng.integers(payload.size))
+    ring.payloads = [_Slot(slot, at) for slot in ring.payloads]  # type: ignore[misc]
+    near.send(1, about, 0, payload)
+    result = told(("a bit that changed", lambda: far.receive(0, about, 0, payload.size), RankError,
+                   ("damaged on its way", "another checksum")))
+    wrong += [result.note] if result.error else []
+    segment.close()
+    return measured(wrong, 1)
 
 
 def channels(rng: np.random.Generator) -> Measured:

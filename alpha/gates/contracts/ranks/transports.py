@@ -111,7 +111,7 @@ def at_channels(world: World, seed: int) -> Found:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.shm": {"parity": [("both-ways", _both_ways), ("full", _full), ("channels", job(at_channels, 2)), ("honest", _honest),
                                  ("numbers", _numbers), ("segments", memory.segments), ("fences", memory.fences),
-                                 ("groups", memory.channels)],
+                                 ("groups", memory.channels), ("copies", memory.copies)],
                       "determinism": [("both-ways", _both_ways)],
                       "faults": [*((fault, _planted(fault)) for fault in FAULTS), ("no memory", memory.no_memory)]},
 }
