@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from alpha.errors import InputError
-from alpha.profile.figures import FAIL, PASS, Facts, Figure, ceiling_ns, judge, shown, targets
+from alpha.profile.figures import BY_KEY, FAIL, PASS, Facts, Figure, ceiling_ns, judge, shown, targets
 from alpha.profile.intervals import gaps_of, uncovered_ns, union_ns
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.report import runs as reading
@@ -282,6 +282,10 @@ def test_top_ops_by_hand(tmp_path: Path) -> None:
     assert share["x"] == [4, 19] and share["bound"] == pytest.approx([20e9, 20e6 / 3e-3]) and share["share"][0] == pytest.approx(0.5)
 
 
+def test_a_stall_of_a_device_is_said_to_be_the_mean_that_it_is() -> None:
+    assert "CPU: median of" in BY_KEY["save_stall"].formula and "GPU: mean of" in BY_KEY["save_stall"].formula
+
+
 def test_scaling(tmp_path: Path) -> None:
     made = [made_runs.make(tmp_path / f"r{n}", steps=60, noise=0.0, metadata={"devices": n}, speed_up=s)
             for n, s in ((4, 3.0), (1, 1.0), (2, 1.8))]  # fmt: skip
@@ -300,6 +304,10 @@ def test_scaling(tmp_path: Path) -> None:
     sizes = [made_runs.make(tmp_path / f"g{n}", steps=20, metadata={"devices": n, "machine": f"cuda_sm90_H200{x}"})
              for n, x in ((1, ""), (2, "x2-nvlink"), (4, "x4-pcie"))]
     assert all(r["why"] is None for r in views.scaling([reading.load(p) for p in sizes])["rows"]), "more devices are no other machine"
+    halved = [reading.load(made_runs.make(tmp_path / f"h{n}", steps=20, threads=4 // n, devices=n)) for n in (1, 2)]
+    assert [r["unlike"] for r in views.scaling(halved)["rows"]] == [
+        None, "threads of a device: 2, not the 4 of h1, so its ideal is not that of equal devices"]
+    assert all(r["unlike"] is None for r in view["rows"])
     threads = [reading.load(made_runs.make(tmp_path / f"t{n}", steps=20, threads=n)) for n in (1, 2)]
     assert views.scaling(threads)["axis"] == "threads"
     assert "all use 1 devices" in views.scaling([threads[0]])["why"]
