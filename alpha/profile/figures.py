@@ -97,7 +97,8 @@ class Facts:
 
     why: str = ""
     backend: str = "cpu"
-    devices: int | None = None
+    devices: float | None = None
+    """Of the steady steps: their mean over time where sessions had unlike numbers of devices."""
     flops_per_token: float | None = None
     executed_flops: float | None = None
     """FLOPs that one step executes on all devices, recompute included."""

@@ -36,7 +36,7 @@ def scaling(runs: Sequence[Run]) -> View:
                      "tokens_per_second": speed.value, "low": None, "high": None, "comm_exposed": exposed.value, "why": why,
                      "unlike": None})  # fmt: skip
     for run, row in zip(runs, rows):
-        row["why"] = row["why"] or _other_work(run, runs)
+        row["why"] = row["why"] or _other_work(run, runs) or _resized(run)
     known = [r for r in rows if r["why"] is None]
     known.sort(key=lambda r: (r["workers"], r["run"]))
     sizes = {r["workers"] for r in known}
@@ -70,6 +70,12 @@ def _other_work(run: Run, runs: Sequence[Run]) -> str | None:
         return f"another model than {first.shown}: {flops:,.0f} FLOPs a token, not {others:,.0f}"
     kinds = [_kind(str(r.metadata.get("machine", ""))) for r in (run, first)]
     return None if kinds[0] == kinds[1] else f"on another machine than {first.shown}: {kinds[0]}, not {kinds[1]}"
+
+
+def _resized(run: Run) -> str | None:
+    """Why a run is no point at all: its steady steps had unlike numbers of devices, or not that of its latest session."""
+    had = [int(n) for n in dict.fromkeys(steps_of(run).devices.dropna())]
+    return None if had in ([], [run.number("devices")]) else f"its steps ran on {' and '.join(map(str, had))} devices"
 
 
 def _kind(key: str) -> str:
