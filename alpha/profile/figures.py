@@ -97,7 +97,8 @@ class Facts:
 
     why: str = ""
     backend: str = "cpu"
-    devices: int | None = None
+    devices: float | None = None
+    """Of the steady steps: their mean over time where sessions had unlike numbers of devices."""
     flops_per_token: float | None = None
     executed_flops: float | None = None
     """FLOPs that one step executes on all devices, recompute included."""
@@ -135,7 +136,7 @@ class Facts:
     save_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Exclusive checkpoint_ns of the steps from each save with steps behind it to the next one in its session, of each rank. Of a run that
     does not say how often it saves: of each (step, rank) that has some. Of one that copies beside steps of a device: what it measured of a
-    save itself (median)."""
+    save itself (mean)."""
     save_foretold_ns: float | None = None
     """What a save was foretold to add, by the rehearsal of the latest session."""
     op_device_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -373,8 +374,8 @@ DEFINITIONS: tuple[Definition, ...] = (
                _launch_overhead, higher_is_better=False, unjudged=_perturbed),
     Definition("goodput", "Goodput", "share", "(step_ns - checks_ns) of all stored steps / wall time of all sessions", _goodput, most=1.0),
     Definition("save_stall", "Stall per save, of a mean step", "share",
-               f"median over saves with steps behind them of checkpoint_ns until the next save (copying, waiting for the disk) / mean "
-               f"step_ns, {_STEADY}", _save_stall, higher_is_better=False),
+               f"over saves with steps behind them, CPU: median of checkpoint_ns until the next save (copying, waiting for the disk); GPU: "
+               f"mean of what the run measured that they add / mean step_ns, {_STEADY}", _save_stall, higher_is_better=False),
     Definition("save_stall_foretold", "Stall per save, foretold", "share",
                f"what a save took that was rehearsed before the first step / mean step_ns, {_STEADY}", _foretold, higher_is_better=False),
     Definition("unexplained", "Unexplained time", "share", f"(wall_ns - all phases) / wall_ns, {_UNPROFILED}", _unexplained,

@@ -21,8 +21,8 @@ from alpha.report.series import View, view
 
 def scaling(runs: Sequence[Run]) -> View:
     """`rows`, one a run, by `workers` (devices, or threads where all runs have as many devices): tokens_per_second, efficiency against
-    the smallest run scaled ideally, its interval `low` to `high`, comm_exposed; None with `why` where a figure does not exist. `axis`: what
-    workers are."""
+    the smallest run scaled ideally, its interval `low` to `high`, comm_exposed; None with `why` where a figure does not exist. `unlike`:
+    how its devices differ from those of the smallest run. `axis`: what workers are."""
     devices = {r.number("devices") for r in runs if not r.why_untimed}
     axis = "devices" if len(devices) > 1 else "threads"
     if len({r.number(axis) for r in runs if not r.why_untimed}) < 2:
@@ -33,9 +33,10 @@ def scaling(runs: Sequence[Run]) -> View:
         speed, exposed, workers = found["tokens_per_second"], found["comm_exposed"], run.number(axis)
         why = speed.reason if speed.value is None else None if workers else f"the run does not say how many {axis} it used"
         rows.append({"run": run.shown, "label": run.label, "workers": None if workers is None else int(workers),
-                     "tokens_per_second": speed.value, "low": None, "high": None, "comm_exposed": exposed.value, "why": why})  # fmt: skip
+                     "tokens_per_second": speed.value, "low": None, "high": None, "comm_exposed": exposed.value, "why": why,
+                     "unlike": None})  # fmt: skip
     for run, row in zip(runs, rows):
-        row["why"] = row["why"] or _other_work(run, runs)
+        row["why"] = row["why"] or _other_work(run, runs) or _resized(run)
     known = [r for r in rows if r["why"] is None]
     known.sort(key=lambda r: (r["workers"], r["run"]))
     sizes = {r["workers"] for r in known}
@@ -47,10 +48,14 @@ def scaling(runs: Sequence[Run]) -> View:
         row["ideal"] = base * row["workers"] if base and row["why"] is None else None
     times = {run.shown: _per_token(run) for run in runs if not run.why_untimed}
     alpha = noise.share(noise.ALPHA, family=max(1, len(known) - 1))
+    threads = {run.shown: run.number("threads") for run in runs if axis == "devices" and run.metadata.get("backend", "cpu") == "cpu"}
     for row in rows:
         if row["efficiency"] is None:
             continue
         first = max(smallest, key=lambda r: r["tokens_per_second"])
+        own, others = threads.get(row["run"]), threads.get(first["run"])
+        if own and others and own != others:
+            row["unlike"] = f"threads of a device: {own:g}, not the {others:g} of {first['run']}, so its ideal is not that of equal devices"
         longer, ideal = noise.shift(times[first["run"]], times[row["run"]], alpha), first["workers"] / row["workers"]
         row["low"], row["high"] = (ideal / (1 + x) if row is not first and -1 < x < math.inf else None for x in (longer.high, longer.low))
     rows.sort(key=lambda r: (r["workers"] is None, r["workers"] or 0, r["run"]))
@@ -65,6 +70,12 @@ def _other_work(run: Run, runs: Sequence[Run]) -> str | None:
         return f"another model than {first.shown}: {flops:,.0f} FLOPs a token, not {others:,.0f}"
     kinds = [_kind(str(r.metadata.get("machine", ""))) for r in (run, first)]
     return None if kinds[0] == kinds[1] else f"on another machine than {first.shown}: {kinds[0]}, not {kinds[1]}"
+
+
+def _resized(run: Run) -> str | None:
+    """Why a run is no point at all: its steady steps had unlike numbers of devices, or not that of its latest session."""
+    had = [int(n) for n in dict.fromkeys(steps_of(run).devices.dropna())]
+    return None if had in ([], [run.number("devices")]) else f"its steps ran on {' and '.join(map(str, had))} devices"
 
 
 def _kind(key: str) -> str:

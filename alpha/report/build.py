@@ -29,7 +29,7 @@ def build(
         sections.append(_scaling(runs))
     sections += [
         Section("Loss", [*_plot("loss", "Loss and validation", lost, charts.loss, data.losses), *_refused(lost)]),
-        Section("Launches", _plot("launches", "Launch counts", hands, charts.launches, data.launches)),
+        Section("Launches", _plot("launches", f"Launch counts{_first_of(*runs)}", hands, charts.launches, data.launches)),
         Section("Bandwidth", _plot("bandwidth", "Achieved bandwidth", width, charts.bandwidth, data.bandwidth)),
     ]
     for run in runs:
@@ -55,6 +55,11 @@ def build(
 def _slug(run: Run) -> str:
     """A name that is safe in a file's."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in run.shown).strip("-")
+
+
+def _first_of(*runs: Run, what: str = "") -> str:
+    """What the title of a series over steps says where it shows one rank of several."""
+    return f"{what}, rank 0" if any(len(set(r.tables["sessions"]["rank"])) > 1 for r in runs if r.version > 1) else ""
 
 
 def _plot(name: str, title: str, view: View, draw: Callable[..., str], numbers: Callable[[View], pd.DataFrame]) -> list[Block]:
@@ -117,8 +122,8 @@ def _waterfall(run: Run, tail: str, points: int) -> list[Block]:
     plot = _plot(f"waterfall{tail}", "Mean step interval", view, charts.waterfall, lambda v: pd.DataFrame(v["phases"]))
     if view["why"]:
         return plot
-    return [*plot, tables_of.waterfall(view, tail),
-            *_plot(f"phases{tail}", "Phases of the step over the run", trend, charts.phases_over_time, data.phases)]  # fmt: skip
+    title = f"Phases of the step over the run{_first_of(run)}"
+    return [*plot, tables_of.waterfall(view, tail), *_plot(f"phases{tail}", title, trend, charts.phases_over_time, data.phases)]
 
 
 def _top(run: Run, tail: str, top: int) -> list[Block]:
@@ -147,7 +152,7 @@ def _data(run: Run, tail: str, points: int) -> list[Block]:
     blocks: list[Block] = [Text(f"Sources: not shown. {made['why']}.") if made["why"] else tables_of.sources(made, tail)]
     if made["runs"]:
         blocks += _plot(f"sources{tail}", "Validation by source", made, charts.sources, reading.sources_data)
-    blocks += _plot(f"waits{tail}", "Time that a step waits for its batches", waited, charts.waits, reading.waits_data)
+    blocks += _plot(f"waits{tail}", f"Time that a step waits for its batches{_first_of(run)}", waited, charts.waits, reading.waits_data)
     return blocks if waited["why"] else [*blocks, tables_of.waits(waited, tail)]
 
 
@@ -174,7 +179,7 @@ def _samples(run: Run, tail: str) -> list[Block]:
 
 def _memory(run: Run, tail: str, points: int) -> list[Block]:
     view, plan = views.memory(run, points), views.memory_launches(run)
-    blocks = _plot(f"memory{tail}", "Planned and actual memory", view, charts.memory, data.memory)
+    blocks = _plot(f"memory{tail}", f"Planned and actual memory{_first_of(run, what='; over the run')}", view, charts.memory, data.memory)
     if not view["why"]:
         blocks.append(tables_of.memory(view, tail))
     title = f"Live activation bytes over the launches of {plan['plan']}" if plan["plan"] else "Live activation bytes"

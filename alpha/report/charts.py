@@ -325,24 +325,28 @@ def memory_launches(view: View) -> Figure:
 
 @_drawn
 def comparison(view: View) -> Figure:
-    """A dot with its interval a row; the grey band is the difference that matters there."""
-    rows = [r for r in view["rows"] if r.get("estimate") is not None and r.get("low") is not None and r.get("high") is not None][:30]
+    """A dot with its interval a row, or an arrow where it lies beyond the chart; the grey band is the difference that matters there."""
+    known = [r for r in view["rows"] if r.get("estimate") is not None and r.get("low") is not None and r.get("high") is not None]
+    rows = known[:30]
     figure, (axis,) = canvas(0.95 + 0.24 * max(1, len(rows)), left=3.1, right=1.0)
     tone = {"SLOWER": "#D55E00", "FASTER": "#009E73", "SAME": "#0072B2"}
+    reach = min(max([3.0, *(1.15 * max(abs(r["low"]), abs(r["high"])) * 100 for r in rows)]), 30.0)
     for i, r in enumerate(rows):
         line, colour = (r["line"] or 0.0) * 100, tone.get(r["verdict"], "#9AA3A7")
         axis.barh(i, 2 * line, left=-line, height=0.8, color="#808080", alpha=0.16, linewidth=0)
         axis.plot([r["low"] * 100, r["high"] * 100], [i, i], color=colour, linewidth=2.0)
-        axis.plot(r["estimate"] * 100, i, "o", color=colour, markersize=4.5)
+        at = r["estimate"] * 100  # beyond the chart: an arrow at its edge
+        axis.plot(min(max(at, -reach), reach), i, ">" if at > reach else "<" if at < -reach else "o", color=colour, markersize=4.5,
+                  clip_on=False, zorder=3)
         axis.annotate(r["verdict"], (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour, weight="bold",
                       annotation_clip=False)  # fmt: skip
     axis.axvline(0, color=INK, linewidth=0.8)
-    reach = max([3.0, *(1.15 * max(abs(r["low"]), abs(r["high"])) * 100 for r in rows)])
-    axis.set_xlim(-min(reach, 30.0), min(reach, 30.0))
+    axis.set_xlim(-reach, reach)
     axis.set_yticks(range(len(rows)), [_label(r) for r in rows], fontsize=8.5)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.grid(axis="y", visible=False)
-    axis.set_xlabel(f"% slower than {view['a']} (dot: estimate, line: interval, band: difference that matters)")
+    axis.set_xlabel(f"% slower than {view['a']} (dot: estimate, line: interval, band: difference that matters)"
+                    + (f"; first {len(rows)} of {len(known)} rows" if len(known) > len(rows) else ""))
     return figure
 
 

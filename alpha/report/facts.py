@@ -16,7 +16,8 @@ STEADY = "steady"
 
 
 def timing(run: Run) -> pd.DataFrame:
-    """step_timing with the columns `steady` (bool: enters rates) and `tokens` (of the whole step, NaN where its loss row is missing).
+    """step_timing with the columns `steady` (bool: enters rates), `tokens` (of the whole step, NaN where its loss row is missing) and
+    `devices` (that its session had, NaN where the run does not say).
 
     Steps that were refused (finite 0) are left out: they moved nothing.
     """
@@ -29,16 +30,34 @@ def timing(run: Run) -> pd.DataFrame:
     first = began.reindex(pd.MultiIndex.from_frame(rows[["session", "rank"]])).to_numpy(np.int64) if len(rows) else np.zeros(0, np.int64)
     measured = (rows.profiled.to_numpy() == 0) & (rows.step.to_numpy() >= first + WARM_UP)
     tokens = steps.tokens.reindex(rows.step).to_numpy(np.float64)
-    run.cache[STEADY] = rows.assign(steady=measured & ~np.isnan(tokens), tokens=tokens)
+    had = rows.session.map(devices_of(run)).to_numpy(np.float64)
+    run.cache[STEADY] = rows.assign(steady=measured & ~np.isnan(tokens), tokens=tokens, devices=had)
     return run.cache[STEADY]
 
 
 def steps_of(run: Run) -> pd.DataFrame:
-    """One row a steady step (steady on every rank that wrote it): `step`, `step_ns` of the slowest rank, `tokens`."""
+    """One row a steady step (steady on every rank that wrote it): `step`, `step_ns` of the slowest rank, `tokens`, `devices`."""
     rows = timing(run)
     each = rows.groupby("step", sort=True)
-    one = each.agg(step_ns=("step_ns", "max"), tokens=("tokens", "first"), steady=("steady", "all")).reset_index()
+    one = each.agg(step_ns=("step_ns", "max"), tokens=("tokens", "first"), steady=("steady", "all"), devices=("devices", "max"))
+    one = one.reset_index()
     return one[one.steady]
+
+
+def devices_of(run: Run) -> pd.Series:
+    """Devices of each session. The metadata know those of the latest: where sessions had unlike numbers of ranks, each rank is one."""
+    ranks = run.tables["sessions"].groupby("session")["rank"].nunique().astype(np.float64)
+    stated = run.number("devices")
+    return ranks if stated is not None and ranks.nunique() > 1 else ranks * 0 + (np.nan if stated is None else int(stated))
+
+
+def _devices(steady: pd.DataFrame, stated: float | None) -> float | None:
+    """That the steady steps had: where they differ, their mean over time, so that what is divided by it is divided by time of devices."""
+    if stated is None or not len(steady):
+        return None if stated is None else int(stated)
+    if steady.devices.nunique() == 1:
+        return int(steady.devices.iloc[0])
+    return float((steady.devices * steady.step_ns).sum() / steady.step_ns.sum())
 
 
 def profiled_steps(run: Run) -> pd.DataFrame:
@@ -67,13 +86,12 @@ def facts(run: Run) -> Facts:
     lasted = sessions.seen_ns - sessions.began_ns
     profiled = rows.set_index(["step", "rank"]).step_ns
     have = pd.MultiIndex.from_frame(ops[["step", "rank"]].drop_duplicates())
-    devices = run.number("devices")
     enqueue, timeline_ns = _exposed_enqueue(run, profiled) if run.metadata.get("backend", "cpu") != "cpu" else (None, 0)
     timed = profiled_steps(run).dropna(subset="kernels")
     one_step = rows.drop_duplicates("step")
     last = rows.groupby(["rank", "session"]).step.transform("max")
     return Facts(
-        backend=run.metadata.get("backend", "cpu"), devices=None if devices is None else int(devices),
+        backend=run.metadata.get("backend", "cpu"), devices=_devices(steady, run.number("devices")),
         flops_per_token=run.number("flops_per_token"), executed_flops=run.number("executed_flops"), peak_flops=run.number("peak_flops"),
         peak_bandwidth=run.number("peak_bandwidth"), steady_tokens=int(steady.tokens.sum()), steady_ns=int(steady.step_ns.sum()),
         steady_steps=len(steady), step_ns=plain.step_ns.to_numpy(), wall_ns=plain.wall_ns.to_numpy(), steady=plain.steady.to_numpy(bool),

@@ -174,6 +174,7 @@ def checked(run: Run) -> Run:
     check(run.path, run.version, run.tables, run.notes)
     check_sums(run.path, run.metadata, run.manifest, run.tables)
     run.notes += _moved(run.manifest)
+    run.notes += _resized(run.tables["sessions"]) if run.version > 1 else []
     run.notes += _endings(run.tables["sessions"]) if run.version > 1 else []
     return run
 
@@ -221,6 +222,14 @@ def _moved(manifest: Mapping[str, Any]) -> list[str]:
     if len(set(places)) < 2:
         return []
     return [f"sessions ran on {'; '.join(dict.fromkeys(places))}: every utilisation stands against the peak of the first"]
+
+
+def _resized(sessions: pd.DataFrame) -> list[str]:
+    """Whether sessions had unlike numbers of ranks."""
+    ranks = [f"{n}" for n in sessions.groupby("session")["rank"].nunique()]
+    if len(set(ranks)) < 2:
+        return []
+    return [f"sessions ran on {' and '.join(dict.fromkeys(ranks))} ranks: every utilisation stands against the devices that its steps had"]
 
 
 def _endings(sessions: pd.DataFrame) -> list[str]:

@@ -89,8 +89,8 @@ def _interval(row: View) -> str:
 def scaling(view: View) -> Table:
     """A row a run."""
     rows = [[r["label"], NONE if r["workers"] is None else str(r["workers"]), rate(r["tokens_per_second"], "tokens/s"),
-             rate(r["ideal"], "tokens/s"), percent(r["efficiency"], 1), between(r), percent(r["comm_exposed"], 2), r["why"] or ""]
-            for r in view["rows"]]  # fmt: skip
+             rate(r["ideal"], "tokens/s"), percent(r["efficiency"], 1), between(r), percent(r["comm_exposed"], 2),
+             r["why"] or r["unlike"] or ""] for r in view["rows"]]  # fmt: skip
     columns = ("run", view["axis"], "throughput", "ideal", "efficiency", "interval", "exposed communication", "remark")
     return _table("scaling-rows", "Scaling", view, columns, rows, pd.DataFrame(view["rows"]), range(1, 7), (7,))
 

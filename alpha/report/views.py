@@ -87,7 +87,7 @@ def utilisation(runs: Sequence[Run], points: int = POINTS, *, mixed: bool = Fals
         rows, f = steps_of(run), facts(run)
         x, seconds = rows.step.to_numpy(), rows.step_ns.to_numpy() / 1e9
         with np.errstate(divide="ignore", invalid="ignore"):
-            peak = (f.peak_flops or math.nan) * (f.devices or math.nan)
+            peak = (f.peak_flops or math.nan) * rows.devices.to_numpy()
             speed = rows.tokens.to_numpy() / seconds
             mfu = speed * (f.flops_per_token or math.nan) / peak
             hfu = (f.executed_flops or math.nan) / seconds / peak

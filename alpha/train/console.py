@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any, cast
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from alpha.flops.v1 import ModelFlops, mfu
+from alpha.profile.noise import WARM_UP
 from alpha.train.evaluate import Evaluation
 from alpha.train.loop import StepResult
 from alpha.train.peak import Peak
@@ -94,15 +96,19 @@ class Printer:
 
 
 class Board:
-    """Progress of one run; give its methods to loop.Watch. Use as a context manager."""
+    """Progress of one run; give its methods to loop.Watch. Use as a context manager.
 
-    def __init__(self, printer: Printer, first: int, steps: int, flops: ModelFlops, peak: Peak, devices: int = 1) -> None:
-        """`first`: steps already done; `peak`: the run's one peak, of one of `devices`; MFU stands against that of all."""
+    Speed is that of steady steps, as in a report: not the first of the session, and not profiled. Before there is one it is that of all."""
+
+    def __init__(self, printer: Printer, first: int, steps: int, flops: ModelFlops, peak: Peak, devices: int = 1,
+                 profiled: Callable[[int], bool] = lambda step: False) -> None:  # fmt: skip
+        """`first`: steps already done; `peak`: the run's one peak, of one of `devices`; MFU stands against that of all. `profiled`: whether
+        a step is."""
         self.printer, self.first, self.steps, self.flops, self.peak = printer, first, steps, flops, peak
-        self.devices = devices
+        self.devices, self.profiled = devices, profiled
         self.recent: deque[StepResult] = deque(maxlen=RECENT)
         self.began = time.perf_counter()
-        self.tokens, self.seconds = 0, 0.0
+        self.tokens, self.seconds, self.counted, self.steady = 0, 0.0, 0, False
         self.bar = Progress(
             TextColumn("{task.fields[stamp]}step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=10),
@@ -136,9 +142,15 @@ class Board:
 
     def step(self, result: StepResult) -> None:
         """A step is done."""
-        self.recent.append(result)
-        self.tokens += result.tokens
-        self.seconds += result.seconds
+        steady = result.step >= self.first + WARM_UP and not self.profiled(result.step)
+        if steady and not self.steady:
+            self.recent.clear()
+            self.tokens, self.seconds, self.counted, self.steady = 0, 0.0, 0, True
+        if steady or not self.steady:
+            self.recent.append(result)
+            self.tokens += result.tokens
+            self.seconds += result.seconds
+            self.counted += 1
         done, speed = result.step + 1, self.tokens_per_second()
         figures = f"loss {result.loss:.4f}  {speed:,.0f} tokens/s  MFU {self.mfu(speed)}  {duration(self.left(done))} left"
         if self.printer.console.is_terminal:
@@ -146,11 +158,17 @@ class Board:
         elif done in (self.first + 1, self.steps) or done % max(1, self.steps // LINES) == 0:
             self.printer.say(f"{self.printer.stamp + ' ' if self.printer.stamp else ''}step {done}/{self.steps}  {figures}")
 
+    @property
+    def mean_ns(self) -> float:
+        """Of the steps that speed is of; 0 before the first."""
+        return self.seconds * 1e9 / max(1, self.counted)
+
     def summary(self, mark: str) -> str:
-        """All steps of this session in one line. `mark`: the stamp of its MFU."""
+        """This session in one line. `mark`: the stamp of its MFU."""
         speed, took = self.tokens / max(self.seconds, 1e-9), duration(time.perf_counter() - self.began)
         stamp = f"{self.printer.stamp} " if self.printer.stamp else ""
-        return f"{stamp}{self.steps - self.first} steps in {took}: {speed:,.0f} tokens/s, MFU {self.mfu(speed)}  [{mark}]"
+        none = "" if self.steady else " (no steady step: of all)"
+        return f"{stamp}{self.steps - self.first} steps in {took}: {speed:,.0f} tokens/s, MFU {self.mfu(speed)}{none}  [{mark}]"
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         """A validation is done."""

@@ -260,7 +260,7 @@ def _lead(loop: Loop, held: RunDir, own: Prepared, peak: Peak, note_speed: Calla
     printer.say(f"start     {own.startup.text()}")
     metrics.mark(loop_ns=time.perf_counter_ns())
     if loop.step < cfg.train.steps:
-        with Board(printer, loop.step, cfg.train.steps, own.flops, peak, ranks.size) as board, interrupt or nullcontext():
+        with Board(printer, loop.step, cfg.train.steps, own.flops, peak, ranks.size, loop.profiled) as board, interrupt or nullcontext():
             finished = loop.run(_watch(held, board, log, note_speed, loop, asked))
         note_libraries(held)
         with loop.recorder.span("eval"), ranks.patient():
@@ -269,7 +269,7 @@ def _lead(loop: Loop, held: RunDir, own: Prepared, peak: Peak, note_speed: Calla
             metrics.mark(ended="stopped")
             return Outcome(held.path, loop.step, False, loop.ended_by)
         printer.say(board.summary(stamp(peak.flops, peak.source)))
-        if stalled := loop.stalls.after(board.seconds * 1e9 / (loop.step - board.first)):
+        if stalled := loop.stalls.after(board.mean_ns):
             printer.say(f"{f'{printer.stamp} ' if printer.stamp else ''}saves: {stalled}")
     with printer.doing("validating" + (", and fitting the order-2 byte model" if cfg.data.baseline else "")):
         found, baseline = loop.evaluate(cfg.train.final_windows), None

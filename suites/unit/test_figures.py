@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 
 from alpha.errors import InputError
-from alpha.profile.figures import FAIL, PASS, Facts, Figure, ceiling_ns, judge, shown, targets
+from alpha.profile.figures import BY_KEY, FAIL, PASS, Facts, Figure, ceiling_ns, judge, shown, targets
 from alpha.profile.intervals import gaps_of, uncovered_ns, union_ns
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.report import runs as reading
 from alpha.report import views
-from alpha.report.facts import facts, timing
+from alpha.report.facts import facts, steps_of, timing
 from alpha.report.series import buckets
 
 MS = 1_000_000
@@ -282,6 +283,33 @@ def test_top_ops_by_hand(tmp_path: Path) -> None:
     assert share["x"] == [4, 19] and share["bound"] == pytest.approx([20e9, 20e6 / 3e-3]) and share["share"][0] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("until", [100, 60])
+def test_a_run_resumed_on_fewer_ranks_stands_against_the_devices_that_its_steps_had(tmp_path: Path, until: int) -> None:
+    path = made_runs.make(tmp_path / "r", steps=100, ranks=2, resumes=[60])
+    with closing(sqlite3.connect(path / "metrics.sqlite")) as db, db:
+        for table in ("step_timing", "op_profile", "communication", "collectives", "calls", "data_waits", "memory", "gpu_timeline"):
+            if db.execute("SELECT name FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+                db.execute(f"DELETE FROM {table} WHERE step >= ? OR (step >= 60 AND rank = 1)", (until,))
+        db.execute("DELETE FROM step_metrics WHERE step >= ?", (until,))
+        db.execute("DELETE FROM sessions WHERE session = 1 AND rank = 1")
+        db.execute("UPDATE run_metadata SET value = '1' WHERE key = 'devices'")
+    run = reading.load(path)
+    found, steady = by_key(judge(facts(run))), steps_of(run)
+    of_devices = sum(int(ns) * (2 if step < 60 else 1) for step, ns in zip(steady.step, steady.step_ns))
+    per_device = int(steady.tokens.sum()) / of_devices * 1e9
+    assert found["tokens_per_second_device"].value == pytest.approx(per_device, rel=1e-12)
+    assert found["mfu"].value == pytest.approx(per_device * (run.number("flops_per_token") or 0) / made_runs.PEAK_FLOPS, rel=1e-12)
+    assert found["comm_exposed"].value is not None and any("2 and 1 ranks" in note for note in run.notes)
+    drawn = views.utilisation([run])["runs"][0]["mfu"]["mean"]
+    whole = steady.tokens.to_numpy() / steady.step_ns.to_numpy() * 1e9 * (run.number("flops_per_token") or 0) / made_runs.PEAK_FLOPS
+    assert drawn == pytest.approx(whole / np.where(steady.step < 60, 2, 1))
+    assert "devices" in views.scaling([run])["rows"][0]["why"]
+
+
+def test_a_stall_of_a_device_is_said_to_be_the_mean_that_it_is() -> None:
+    assert "CPU: median of" in BY_KEY["save_stall"].formula and "GPU: mean of" in BY_KEY["save_stall"].formula
+
+
 def test_scaling(tmp_path: Path) -> None:
     made = [made_runs.make(tmp_path / f"r{n}", steps=60, noise=0.0, metadata={"devices": n}, speed_up=s)
             for n, s in ((4, 3.0), (1, 1.0), (2, 1.8))]  # fmt: skip
@@ -300,6 +328,10 @@ def test_scaling(tmp_path: Path) -> None:
     sizes = [made_runs.make(tmp_path / f"g{n}", steps=20, metadata={"devices": n, "machine": f"cuda_sm90_H200{x}"})
              for n, x in ((1, ""), (2, "x2-nvlink"), (4, "x4-pcie"))]
     assert all(r["why"] is None for r in views.scaling([reading.load(p) for p in sizes])["rows"]), "more devices are no other machine"
+    halved = [reading.load(made_runs.make(tmp_path / f"h{n}", steps=20, threads=4 // n, devices=n)) for n in (1, 2)]
+    assert [r["unlike"] for r in views.scaling(halved)["rows"]] == [
+        None, "threads of a device: 2, not the 4 of h1, so its ideal is not that of equal devices"]
+    assert all(r["unlike"] is None for r in view["rows"])
     threads = [reading.load(made_runs.make(tmp_path / f"t{n}", steps=20, threads=n)) for n in (1, 2)]
     assert views.scaling(threads)["axis"] == "threads"
     assert "all use 1 devices" in views.scaling([threads[0]])["why"]

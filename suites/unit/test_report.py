@@ -25,12 +25,12 @@ import pytest
 from alpha.errors import BusyError, CorruptError, InputError, MachineError
 from alpha.profile import compare, schema
 from alpha.profile.figures import shown
+from alpha.report import charts, tables_of, views
 from alpha.report import runs as reading
-from alpha.report import tables_of, views
 from alpha.report.across import _verdict
 from alpha.report.build import build
 from alpha.report.command import main
-from alpha.report.document import Document
+from alpha.report.document import Document, Plot
 from alpha.report.write import write
 
 ROOT = Path(__file__).parents[2]
@@ -362,6 +362,26 @@ def test_the_pages_name_the_slowdown(pages: Path) -> None:
         text = (pages / page).read_text()
         assert "lab [UNGATED] against gated: DIFFERENT." in text.replace("\\", "")
         assert "phase backward is SLOWER by +4." in text or "phase backward is SLOWER by +5." in text
+
+
+def test_the_chart_of_a_comparison_shows_what_lies_beyond_it_and_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(charts, "svg_of", lambda figure, name: drawn.append(figure.axes[0]) or "<svg/>")
+    rows = [{"kind": "phase", "name": f"p{i}", "estimate": x, "low": x - 0.1, "high": x + 0.1, "line": 0.02, "verdict": "UNDECIDED"}
+            for i, x in enumerate([0.0, 0.5, -0.5, *[0.01] * 28])]  # fmt: skip
+    for known, said in ((rows, "first 30 of 31 rows"), (rows[:30], "")):
+        charts.comparison({"rows": known, "a": "a", "provenance": []}, "c")
+        dots = [line for line in drawn[-1].lines if line.get_marker() in ("o", "<", ">")]
+        assert [(d.get_marker(), round(float(d.get_xdata()[0]), 9)) for d in dots[:3]] == [("o", 0.0), (">", 30.0), ("<", -30.0)]
+        assert said in drawn[-1].get_xlabel() and ("rows" in drawn[-1].get_xlabel()) == bool(said)
+
+
+def test_series_of_one_rank_say_so(tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        made = build([reading.load(made_runs.make(tmp_path / f"r{ranks}", steps=100, ranks=ranks))])
+        titles = [b.title for s in made.sections for b in s.blocks if isinstance(b, Plot)]
+        assert sorted(t for t in titles if "rank 0" in t) == ([] if ranks == 1 else [
+            "Launch counts, rank 0", "Phases of the step over the run, rank 0", "Planned and actual memory; over the run, rank 0"])
 
 
 def test_other_programs_are_compared_only_when_asked(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def _printer(terminal: bool = False, stamp: str = "") -> tuple[Printer, io.Strin
 
 def board(rng: np.random.Generator) -> Measured:
     """Progress of drawn steps, at the times of a drawn clock: each line by hand. On a terminal the same figures stand in the bar, and
-    nothing is printed."""
+    nothing is printed. Speed leaves out the first three steps and those that are profiled, once there are others."""
     checks: Named = []
     for terminal, stamp in ((False, ""), (False, "UNGATED"), (True, ""), (True, "UNGATED")):
         printer, shown = _printer(terminal, stamp)
@@ -52,12 +52,17 @@ def board(rng: np.random.Generator) -> Measured:
         flops = SimpleNamespace(per_token=float(rng.integers(3, 9)))
         peak, ahead = Peak(float(rng.integers(30, 40)), 1.0, "x"), f"{stamp} " if stamp else ""
         with instead(console, time=SimpleNamespace(perf_counter=lambda: now[0])):
-            made = Board(printer, first, steps, flops, peak, devices)
+            profiled = {first + 4, *rng.integers(first + 10, steps, 20).tolist()} - {steps - 1}
+            made = Board(printer, first, steps, flops, peak, devices, profiled.__contains__)
             took, expected, figures = list[tuple[int, float]](), list[str](), ""
+            same(checks, "no step", made.mean_ns, 0.0)
             for step in range(first, steps):
                 tokens, seconds = int(rng.integers(50, 99)), 0.0 if step == first else float(rng.uniform(0.5, 6))
                 now[0] += float(rng.uniform(1, 200))
-                took.append((tokens, seconds))
+                if step == first + 3:
+                    took.clear()
+                if step < first + 3 or step not in profiled:
+                    took.append((tokens, seconds))
                 made.step(StepResult(step, step + 0.12345, 1.0, 1.0, 1.0, tokens, seconds, True))
                 some = took[-30:]
                 spent = sum(s for _, s in some)
@@ -69,6 +74,7 @@ def board(rng: np.random.Generator) -> Measured:
                                else "? (busy machine: peak measured too low)") + f"  {_clock(left)} left")
                 if done == first + 1 or done == steps or done % (steps // 20) == 0:
                     expected.append(f"{ahead}step {done}/{steps}  {figures}")
+            checks.append(("mean", math.isclose(made.mean_ns, 1e9 * sum(s for _, s in took) / len(took))))
             all_tokens, spent = sum(n for n, _ in took), sum(s for _, s in took)
             share = all_tokens / spent * flops.per_token / (peak.flops * devices)
             same(checks, "summary", made.summary("mark"),
@@ -96,7 +102,12 @@ def board(rng: np.random.Generator) -> Measured:
         same(checks, "duration", console.duration(seconds), expected_text)
     with instead(console, time=SimpleNamespace(perf_counter=lambda: 5.0)):
         made = Board(_printer()[0], 0, 1, ModelFlops, Peak(1.0, 1.0, ""))
-        same(checks, "one device", made.devices, 1)
+        same(checks, "one device", (made.devices, made.profiled(5)), (1, False))
+        made = Board(_printer()[0], 0, 9, SimpleNamespace(per_token=6.0), Peak(1000.0, 1.0, ""), 1, lambda step: step > 2)
+        for step in range(9):
+            made.step(StepResult(step, 1.0, 1.0, 1.0, 1.0, 10, 1.0 + step % 2, True))
+        same(checks, "none is steady", (made.summary("mark"), made.mean_ns), (
+            "9 steps in 0:00: 7 tokens/s, MFU 4.2% (no steady step: of all)  [mark]", 13e9 / 9))
     return all_hold(checks)
 
 
