@@ -51,6 +51,7 @@ def report(argv: Sequence[str] | None = None) -> int:
 def begin(load: Callable[[], Callable[[Sequence[str] | None], int]], argv: Sequence[str] | None) -> int:
     """Run the command that `load` imports. Standard output takes any text: what it cannot encode is written as an escape."""
     gc.set_threshold(YOUNG)
+    _stand_in()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
@@ -66,6 +67,18 @@ def begin(load: Callable[[], Callable[[Sequence[str] | None], int]], argv: Seque
     except KeyboardInterrupt:
         _leave()
     return INTERRUPTED
+
+
+def _stand_in() -> None:
+    """Standard streams that were closed by whoever started this lead nowhere: else the next file that is opened has their number, and gets
+    what is written to them; and a rank that flushes them finds none."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 def _dropped(what: sys.UnraisableHookArgs) -> None:

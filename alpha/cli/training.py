@@ -143,6 +143,11 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
         rundir.source_state()  # asked once, here
 
         def body(world: World, tell: launch.Tell) -> int:
+            if world.size != ranks * args.hosts:
+                raise InputError("the hosts of a job have the same number of ranks",
+                                 came=f"{world.size} on {args.hosts} hosts, {ranks} here",
+                                 expected=f"{ranks} on each", do="give all hosts the same --nproc")
+
             def told(run: Path) -> None:
                 tell(path=str(run))
                 if world.rank == 0:

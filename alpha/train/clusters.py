@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from alpha.comm.meet import Across
 from alpha.errors import InputError
-from alpha.train.launch import secret, streams
+from alpha.train.launch import MOST_DIGITS, secret, streams
 
 PORTS = range(20000, 30000)
 """Jobs of Slurm meet at these ports, each at one of its own: MASTER_PORT names another one. They lie below those that Linux gives away."""
@@ -130,7 +130,7 @@ def _tasks(text: str) -> list[int]:
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
         raise InputError("the engine of this cluster does not say which process this is", came=f"{name}={text}" if text else f"no {name}",
                          expected=f"{name} as a whole number", do="unset the engine's variables and give --hosts, --host and --meet")
     return int(text)

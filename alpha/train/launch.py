@@ -38,6 +38,9 @@ from alpha.train.interrupt import EXIT
 PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>. What counts is the end of the thread that forked: the parent's only one."""
 
+MOST_DIGITS = 18
+"""Of a number in the environment."""
+
 SECRET = 16
 """Fewest characters of a job's secret."""
 
@@ -98,6 +101,9 @@ def seat(environment: Mapping[str, str]) -> Seat | None:
         raise InputError("the hosts of a job have the same number of ranks, one after the other", came=f"RANK={rank}, "
                          f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size}, WORLD_SIZE={size}",
                          expected="RANK = host LOCAL_WORLD_SIZE + LOCAL_RANK", do="look at what the launcher sets")
+    if not 0 < numbers["MASTER_PORT"] < 1 << 16:
+        raise InputError("the hosts of a job meet at a port", came=f"MASTER_PORT={numbers['MASTER_PORT']}", expected="1 to 65535",
+                         do="look at what the launcher sets")
     host = rank // local_size
     across = Across(host, size // local_size, address, numbers["MASTER_PORT"], secret(environment),
                     streams(environment))
@@ -111,7 +117,7 @@ def secret(environment: Mapping[str, str]) -> bytes:
         raise InputError("hosts of a job know each other by a secret", came=f"ALPHA_SECRET of {len(text)} characters" if text else
                          "no ALPHA_SECRET", expected=f"{SECRET} characters or more, the same on all hosts",
                          do='on one host `openssl rand -hex 16`; set it on all, by the launcher\'s own means')
-    return text.encode()
+    return os.fsencode(text)
 
 
 def streams(environment: Mapping[str, str]) -> int:
@@ -124,7 +130,7 @@ def streams(environment: Mapping[str, str]) -> int:
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
         raise InputError("the environment is not that of a rank", came=f"{name}={text}" if text else f"no {name}",
                          expected="RANK, WORLD_SIZE and MASTER_PORT as whole numbers",
                          do="set all of them, or unset RANK and WORLD_SIZE and use --nproc")
@@ -137,8 +143,8 @@ def _require_here(address: str) -> None:
         family, kind, number, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, number) as probe:
             probe.bind(place)
-    except OSError as error:
-        raise InputError("the ranks of a job are on one host", came=f"MASTER_ADDR={address} ({error.strerror})",
+    except (OSError, UnicodeError) as error:  # Python raises the latter for what can be no name, such as a..b
+        raise InputError("the ranks of a job are on one host", came=f"MASTER_ADDR={address} ({getattr(error, 'strerror', None) or error})",
                          expected="an address of this host, such as localhost", do="start all ranks here") from error
 
 

@@ -6,6 +6,10 @@ Hosts are processes on this machine, each of which starts ranks of its own (suit
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from alpha.gates.contracts.ranks import frames
 from alpha.report import curves
 from alpha.train.launch import seat
 
+ROOT = Path(__file__).parents[2]
 SECRET = "0123456789abcdef"
 
 
@@ -64,6 +69,19 @@ def test_hosts_that_cannot_be(options: list[str], secret: str | None, words: str
         monkeypatch.setenv("ALPHA_SECRET", secret)
     assert cli.main(["lab", "configs/tiny.toml", *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_hosts_with_other_numbers_of_ranks_are_told_so(tmp_path: Path) -> None:
+    env = {**os.environ, "ALPHA_SECRET": SECRET, "PYTHONPATH": str(ROOT)}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "alpha", "lab", "configs/tiny.toml", "--set=train.shards=8", "--set=train.micro_batch=1",
+               f"--set=run.out={tmp_path}", "--hosts=2", f"--meet=127.0.0.1:{port}"]  # fmt: skip
+    jobs = [subprocess.Popen([*command, f"--host={host}", f"--nproc={host + 1}"], cwd=ROOT, env=env, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.PIPE, text=True) for host in (0, 1)]  # fmt: skip
+    for job in jobs:
+        assert "the hosts of a job have the same number of ranks" in job.communicate(timeout=120)[1] and job.returncode
 
 
 def test_what_the_environment_may_say_of_hosts() -> None:

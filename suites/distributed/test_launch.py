@@ -22,6 +22,7 @@ import warm
 from shm import nothing_left
 
 from alpha import cli
+from alpha.comm.meet import Across, meet
 from alpha.comm.process import Served
 from alpha.comm.watch import Deadlines
 from alpha.errors import InputError
@@ -262,10 +263,28 @@ def test_what_the_environment_may_say() -> None:
     assert other is not None and other.name != found.name
     for wrong, words in (({"RANK": "2"}, "RANK=2"), ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"), ({"MASTER_PORT": ""}, "no MASTER_PORT"),
                          ({"MASTER_ADDR": "192.0.2.1"}, "MASTER_ADDR=192.0.2.1"), ({"LOCAL_WORLD_SIZE": "1"}, "LOCAL_WORLD_SIZE=1"),
-                         ({"RANK": "-1"}, "RANK=-1")):
+                         ({"RANK": "-1"}, "RANK=-1"), ({"MASTER_ADDR": "a..b"}, "MASTER_ADDR=a..b"), ({"RANK": "9" * 5000}, "RANK=999"),
+                         ({"MASTER_ADDR": "\udcff"}, r"MASTER_ADDR=\udcff")):
         with pytest.raises(InputError) as caught:
             seat({**whole, **wrong})
         assert words in str(caught.value)
+
+
+def test_what_the_environment_may_say_of_several_hosts() -> None:
+    whole = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "65535",
+             "ALPHA_SECRET": "0123456789abcde\udcff"}
+    found = seat(whole)
+    assert found is not None and found.across is not None and found.across.secret == b"0123456789abcde\xff"
+    for port in ("0", "65536"):
+        with pytest.raises(InputError, match=f"MASTER_PORT={port}"):
+            seat({**whole, "MASTER_PORT": port})
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_hosts_meet_at_no_address_that_cannot_be(host: int) -> None:
+    for address in ("a..b", "x" * 64 + ".org", "\udcff"):
+        with pytest.raises(InputError, match="host 0 is met at an address"):
+            meet(Across(host, 2, address, 29500, b"0123456789abcdef"), 1, 0, 1, 5.0)
 
 
 # -- the command line, and starting again --------------------------------------------------------------------------------------

@@ -179,3 +179,30 @@ def test_a_broken_device_source_or_op_row(copy: Path, broken: Callable[[str, str
     assert "gelu.py" in output and "python" in output
     code, output = told(copy, "plan", "configs/tiny.toml")
     assert code in (1, 2) and "gelu.py" in output
+
+
+CLOSED = """
+import os, sys
+from alpha.__main__ import begin
+def load():
+    def run(argv):
+        assert all(os.path.samestat(os.fstat(number), os.stat(os.devnull)) for number in range(3))
+        with open({path!r}, "w") as file:
+            assert file.fileno() > 2
+            for stream in (sys.stdout, sys.stderr):
+                print("lost", file=stream, flush=True)
+            assert sys.stdin.read() == ""
+            os.write(2, b"lost")
+            file.write("kept")
+        return 7
+    return run
+sys.exit(begin(load, []))
+"""
+
+
+def test_closed_standard_streams_lead_nowhere(tmp_path: Path) -> None:
+    """A file that is opened later does not get their numbers, so nothing that is said is written into it."""
+    path = tmp_path / "file"
+    code = subprocess.call(["/bin/sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, CLOSED.format(path=str(path))], cwd=ROOT,
+                           env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
+    assert code == 7 and path.read_text() == "kept"
