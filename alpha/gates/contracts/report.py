@@ -106,6 +106,13 @@ class Drawn:
                 at += int(rng.integers(0, 1 << 10))
                 self.sessions[session, rank] = {"first": first, "began": began, "seen": at}
                 at += int(rng.integers(0, 1 << 20))
+        if ranks > 1 and len(starts) > 1 and rng.random() < 0.8:  # went on with its first rank alone
+            for gone in [key for key in self.sessions if key[0] == len(starts) - 1 and key[1]]:
+                del self.sessions[gone]
+            self.rows, self.ops = ([r for r in x if r["step"] < starts[-1] or not r["rank"]] for x in (self.rows, self.ops))
+            self.kernels = [r for r in self.kernels if r["step"] < starts[-1] or not r["rank"]]
+            self.events = [e for e in self.events if e[0] < starts[-1] or not e[1]]
+            self.facts["devices"] = "1"
         self._write()
 
     def _step(self, step: int, rank: int, session: int, began: int) -> int:
@@ -232,7 +239,11 @@ def counted(run: Drawn) -> dict[str, float | None]:
     steady = [x for x in by_step.values() if all(map(is_steady, x))]
     steady_ns = sum(max(r["step_ns"] for r in x) for x in steady)
     rate = per(1e9 * sum(run.steps[x[0]["step"]][0] for x in steady), steady_ns)
-    peak = known["peak_flops"] * known["devices"] if "peak_flops" in known else None
+    ranks = {session: sum(s == session for s, _ in run.sessions) for session, _ in run.sessions}
+    devices = known["devices"]
+    if len(set(ranks.values())) > 1 and steady_ns:  # the metadata know those of the latest session
+        devices = sum(max(r["step_ns"] for r in x) * ranks[x[0]["session"]] for x in steady) / steady_ns
+    peak = known["peak_flops"] * devices if "peak_flops" in known else None
     lasted = {key: s["seen"] - s["began"] for key, s in run.sessions.items()}
     longest = sum(max(ns for (n, _), ns in lasted.items() if n == session) for session in {n for n, _ in lasted})
     achieved = None if rate is None or "flops_per_token" not in known else rate * known["flops_per_token"]
@@ -250,12 +261,12 @@ def counted(run: Drawn) -> dict[str, float | None]:
     of_steady = mean([r["step_ns"] for r in rows if is_steady(r)]) if any(map(is_steady, rows)) else None
     stalls = saves(run, rows, known)
     found = {
-        "tokens_per_second": rate, "tokens_per_second_device": rate and rate / known["devices"], "achieved_flops": achieved,
+        "tokens_per_second": rate, "tokens_per_second_device": rate and rate / devices, "achieved_flops": achieved,
         "workflow_tokens_per_second": per(1e9 * sum(run.steps.get(s, (0, 1))[0] for s in by_step), longest),
         "mfu": achieved / peak if achieved is not None and peak else None,
         "hfu": executed / peak if executed is not None and peak else None,
-        "comm_exposed": settled("comm") if known["devices"] > 1 else None,
-        "comm_total": settled("comm", "comm_overlapped") if known["devices"] > 1 else None,
+        "comm_exposed": settled("comm") if devices > 1 else None,
+        "comm_total": settled("comm", "comm_overlapped") if devices > 1 else None,
         "goodput": per(sum(r["step_ns"] - r["checks_ns"] for r in rows), sum(lasted.values())),
         "unexplained": per(sum(r["unexplained_ns"] for r in plain), sum(r["wall_ns"] for r in plain)),
         "save_stall": median(stalls) / of_steady if stalls and of_steady else None,
