@@ -142,9 +142,8 @@ def _first(across: Across, until: float, deadline: float) -> Peer:
             return knock((across.address, across.port), across.secret)
         except OSError as error:
             why = str(error)
-        except UnicodeError as error:  # Python's word for what can be no name, such as a..b: nobody will ever answer there
-            raise InputError("host 0 is met at an address", came=f"{across.address} ({error})", expected="a name or a number",
-                             do="look at what this host was started with") from error
+        except UnicodeError as error:
+            raise _no_name(across.address, error) from error
         if time.monotonic() > until:
             raise RankError("host 0 was never met", rank=0, came=f"{across.address}:{across.port}: {why}",
                             expected=f"that it answers within {deadline:g} s",
@@ -191,10 +190,17 @@ def _bound(address: str) -> str:
         with socket.socket() as probe:
             probe.bind((found, 0))
         return found
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError("host 0 is met at an address of its own", came=f"{address} ({why})", expected="an address of this host",
+    except OSError as error:
+        raise InputError("host 0 is met at an address of its own", came=f"{address} ({error.strerror})", expected="an address of this host",
                          do="start host 0 there, or name its address") from error
+    except UnicodeError as error:
+        raise _no_name(address, error) from error
+
+
+def _no_name(address: str, error: UnicodeError) -> InputError:
+    """Python's word for what can be no name, such as a..b: nobody will ever answer there."""
+    return InputError("host 0 has no such address", came=f"{address} ({error})", expected="a name or a number",
+                      do="look at what this host was started with")
 
 
 def _say(peer: Peer, what: Mapping[str, Any]) -> None:

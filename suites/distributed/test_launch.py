@@ -283,7 +283,7 @@ def test_what_the_environment_may_say_of_several_hosts() -> None:
 @pytest.mark.parametrize("host", [0, 1])
 def test_hosts_meet_at_no_address_that_cannot_be(host: int) -> None:
     for address in ("a..b", "x" * 64 + ".org", "\udcff"):
-        with pytest.raises(InputError, match="host 0 is met at an address"):
+        with pytest.raises(InputError, match="host 0 has no such address"):
             meet(Across(host, 2, address, 29500, b"0123456789abcdef"), 1, 0, 1, 5.0)
 
 
