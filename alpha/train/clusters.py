@@ -120,7 +120,7 @@ def _tasks(text: str) -> list[int]:
     """Tasks of each host: '2(x3),1' is 2, 2, 2, 1. InputError for other text."""
     found = list[int]()
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
         if not match:
             raise InputError("Slurm does not say how many tasks a host has", came=f"SLURM_STEP_TASKS_PER_NODE={text}",
                              expected="numbers such as 2(x3),1", do="start the job with srun")

@@ -66,7 +66,8 @@ def test_the_first_host_of_a_list(names: str, first: str) -> None:
 
 @pytest.mark.parametrize(("wrong", "words"), [
     ({"SLURM_STEP_TASKS_PER_NODE": "5,3"}, "SLURM_STEP_TASKS_PER_NODE=5,3"), ({"SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, "4(x3)"),
-    ({"SLURM_STEP_TASKS_PER_NODE": "many"}, "many"), ({"SLURM_STEP_NODELIST": ""}, "Slurm names no host"),
+    ({"SLURM_STEP_TASKS_PER_NODE": "many"}, "many"), ({"SLURM_STEP_TASKS_PER_NODE": "2(x9999999)"}, "x9999999"),
+    ({"SLURM_STEP_NODELIST": ""}, "Slurm names no host"),
     ({"SLURM_PROCID": ""}, "no SLURM_PROCID"), ({"SLURM_JOB_ID": "x"}, "SLURM_JOB_ID=x"), ({"SLURM_LOCALID": "2"}, "LOCAL_RANK=2"),
     ({"SLURM_PROCID": "8"}, "RANK=8"), ({"ALPHA_SECRET": ""}, "no ALPHA_SECRET"), ({"SLURM_NODEID": "9" * 5000}, "SLURM_NODEID=999"),
 ])  # fmt: skip

@@ -73,10 +73,11 @@ class Drawn:
         """`whole`: the run says everything, has several ranks of several devices each, and steps enough for every figure."""
         self.path, self.rng, self.backend, self.whole = path, rng, backend, whole
         ranks, count = int(rng.integers(2 if whole else 1, 4)), int(rng.integers(25 if whole else 5, 40))
-        starts = {0, *(int(x) for x in rng.integers(1, count, int(rng.integers(0, 3))))}
+        begun = {0, *(int(x) for x in rng.integers(1, count, int(rng.integers(0, 3))))}
         every = int(rng.integers(2, 8))
         if whole:  # sessions that go on from the step before a save, and from a save
-            starts |= {every * int(rng.integers(1, count // every + 1)) - late for late in (0, 1)} - {count}
+            begun |= {every * int(rng.integers(1, count // every + 1)) - late for late in (0, 1)} - {count}
+        starts = sorted(begun)
         self.facts: dict[str, str] = {"backend": backend, "status": "GATED",
                                       "devices": str(ranks * int(rng.integers(2 if whole else 1, 4)))}
         for key, value in (("peak_flops", 10.0 ** (rng.uniform(9, 11) if whole else rng.uniform(2, 7))),
@@ -98,7 +99,7 @@ class Drawn:
         self.events: list[tuple[int, int, str, str, str, int, int, int | None]] = []
         for rank in range(ranks):
             at = int(rng.integers(1, 1 << 30))
-            for session, (first, stop) in enumerate(pairwise([*sorted(starts), count])):
+            for session, (first, stop) in enumerate(pairwise([*starts, count])):
                 began = at
                 at += int(rng.integers(1, 1 << 20))
                 for step in range(first, stop):
