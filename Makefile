@@ -2,7 +2,7 @@
 # make test     set up, then gates of what is stale and of a random tenth of the rest; of other tests a random fifth where all of them
 #               passed on this very tree (baselines/tests.json), else all
 # make test-all set up, then everything
-# make stamp    set up, then everything; where all passes, baselines/tests.json says so of this tree
+# make stamp    set up, then all tests, and gates as `make test` does; where all pass, baselines/tests.json says so of this tree
 # make kernels  set up with the pinned CUDA compiler from PyPI, then compile every GPU kernel and compare with what is committed
 PYTHON ?= python3
 # Tests run as the CPU class whose evidence ships; `make test ALPHA_CPU=` takes all that this CPU has, and measures its gates first.
@@ -39,7 +39,7 @@ test-all: setup
 	@$(PYTEST) --all
 
 stamp: setup
-	@$(PYTEST) --all --stamp
+	@$(PYTEST) --stamp
 
 nvcc: $(VENV)/.nvcc
 

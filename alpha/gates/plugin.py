@@ -111,12 +111,13 @@ class Plan(Tally):
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__()
-        self.everything = bool(config.getoption("--all") or config.getoption("--stamp"))
+        self.everything = bool(config.getoption("--all"))
         self.only_stale = bool(config.getoption("--stale"))
         worker = getattr(config, "workerinput", None)
         given = config.getoption("--seed") if worker is None else worker["alpha_seed"]
         self.seed = int(given) if given is not None else seed_of_files()
-        self.suite = whole_pass.Suite.of(config, self.everything) if worker is None else whole_pass.Suite.told(worker["alpha_suite"])
+        all_tests = self.everything or bool(config.getoption("--stamp"))
+        self.suite = whole_pass.Suite.of(config, all_tests) if worker is None else whole_pass.Suite.told(worker["alpha_suite"])
         self.stamp: whole_pass.Stamp | None = None
         self.stamped = ""
         self.evidence: str = config.getoption("--evidence")
@@ -175,7 +176,7 @@ def _in_own_process(component: str) -> tuple[Record, Judgement]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("alpha gates")
     group.addoption("--all", action="store_true", help="every component, whatever evidence there is")
-    group.addoption("--stamp", action="store_true", help=f"run everything; where all passes, {whole_pass.NAME} says so of this tree")
+    group.addoption("--stamp", action="store_true", help=f"run all tests; where all pass, {whole_pass.NAME} says so of this tree")
     group.addoption("--stale", action="store_true", help="components without current evidence only")
     group.addoption("--seed", default=None, help="seed of all that is drawn (default: of the commit's files; printed at the end of a run)")
     group.addoption("--evidence", choices=("local", "ship", "none"), default="local", help="where records go")

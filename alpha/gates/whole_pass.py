@@ -5,7 +5,7 @@ Beside it stand the class of the CPU, Python's and NumPy's versions, and what ca
 is damaged, everything runs and the session says why. A command that chooses (paths, `-k`, `-m`, `--all`) gets what it chose.
 
 Tests of gates are not drawn here: evidence decides about them. Tests that did not run in the whole pass, and those marked h100, always
-run. `pytest suites --stamp` runs everything and writes the file. It is no seal: whoever writes it by hand skips four tests in five. Each
+run. `pytest suites --stamp` draws no test and writes the file. It is no seal: whoever writes it by hand skips four tests in five. Each
 commit draws another fifth, and `make test-all` asks no file.
 """
 
