@@ -62,7 +62,7 @@ def tree(tmp_path: Path) -> Path:
     """A checkout of a handful of files, of this machine's class."""
     root = tmp_path / "tree"
     for name, text in {
-        "suites/conftest.py": CONFTEST, "suites/test_made.py": TESTS, "alpha/a.py": "a = 1\n", "README.md": "A\n", ".ci/run": "#!\n",
+        "suites/conftest.py": CONFTEST, "suites/test_made.py": TESTS, "source/a.py": "a = 1\n", "README.md": "A\n", ".ci/run": "#!\n",
         "baselines/evidence/REFERENCE": whole_pass.here()["machine"] + "\n", ".gitignore": (ROOT / ".gitignore").read_text(),
         "pyproject.toml": "[tool.pytest.ini_options]\n" + "\n".join(re.findall(r"^(?:testpaths|addopts|xfail_strict|markers) = .*",
                                                                               (ROOT / "pyproject.toml").read_text(), re.M)),
@@ -74,7 +74,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def session(tree: Path, *words: str, seed: int = 1, plugins: tuple[str, ...] = ("no:xdist",)) -> tuple[int, str]:
-    """(exit code, output) of pytest in a made tree."""
+    """(exit code, output) of pytest in a made tree. It has no folder of our package's name: a worker would take that for the package."""
     named = [word for name in ("no:cacheprovider", "no:hypothesispytest", "no:anyio", "alpha.gates.plugin", *plugins)
              for word in ("-p", name)]
     workers = {name: None for name in os.environ if name.startswith("PYTEST_")}
@@ -103,13 +103,13 @@ def test_every_byte_name_and_executable_bit_is_in_the_digest(tree: Path) -> None
         seen.append(whole_pass.digest(tree))
         return seen[-1] not in seen[:-1]
 
-    assert changes(lambda: (tree / "alpha" / "a.py").write_text("a = 2\n"))
+    assert changes(lambda: (tree / "source" / "a.py").write_text("a = 2\n"))
     assert changes(lambda: (tree / ".ci" / "run").chmod(0o755))
-    assert changes(lambda: (tree / "alpha" / "b.py").touch())
-    assert changes(lambda: (tree / "alpha" / "b.py").rename(tree / "alpha" / "c.py"))
+    assert changes(lambda: (tree / "source" / "b.py").touch())
+    assert changes(lambda: (tree / "source" / "b.py").rename(tree / "source" / "c.py"))
     assert changes(lambda: (tree / "conftest.py").touch()), "pytest reads it"
     assert changes(lambda: (tree / ".pytest.ini").touch()), "pytest reads it"
-    assert changes(lambda: (tree / "docs").symlink_to("alpha"))
+    assert changes(lambda: (tree / "docs").symlink_to("source"))
     assert changes(lambda: ((tree / "docs").unlink(), (tree / "docs").symlink_to("suites")))
     assert changes(lambda: (tree / "README.md").unlink())
 
@@ -117,7 +117,7 @@ def test_every_byte_name_and_executable_bit_is_in_the_digest(tree: Path) -> None
 def test_what_is_made_here_is_not_in_the_digest(tree: Path) -> None:
     """Caches, products and the file itself; nor the mode of others, the time, or empty folders."""
     before = whole_pass.digest(tree)
-    for name in (NAME, "alpha/__pycache__/a.pyc", "alpha/x.pyc", "alpha.egg-info/PKG-INFO", ".alpha/x", ".venv/x", "runs/x", "build/x",
+    for name in (NAME, "source/__pycache__/a.pyc", "source/x.pyc", "alpha.egg-info/PKG-INFO", ".alpha/x", ".venv/x", "runs/x", "build/x",
                  "kernels/x.cubin", "reports/mine/report.md", "reports/demo/report.html", "examples/a/evidence/x", ".git/HEAD", ".tool/x",
                  "baselines/evidence/.lock", "suites/.hypothesis/x"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def test_what_is_made_here_is_not_in_the_digest(tree: Path) -> None:
     (tree / "README.md").chmod(0o600)
     os.utime(tree / "README.md", (0, 0))
     assert whole_pass.digest(tree) == before
-    for name in ("reports/demo/report.md", "examples/a/run.toml", "alpha/runs.py", "suites/texts/x"):
+    for name in ("reports/demo/report.md", "examples/a/run.toml", "source/runs.py", "suites/texts/x"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text("x")
         assert whole_pass.digest(tree) != before, name
@@ -135,7 +135,7 @@ def test_what_is_made_here_is_not_in_the_digest(tree: Path) -> None:
 
 def test_git_agrees_and_is_not_needed(tree: Path, tmp_path: Path) -> None:
     for name in ("reports/mine/x", "reports/demo/x", "reports/demo/report.html", "a/b.cubin", "a/texts/x", "texts/x", "examples/a/report/x",
-                 "examples/a/b/report/x", "alpha/build/x", "alpha/.lock", "alpha/lock"):
+                 "examples/a/b/report/x", "source/build/x", "source/.lock", "source/lock"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text("x")
     shutil.copytree(tree, tmp_path / "archive")
@@ -229,7 +229,7 @@ def test_where_something_differs_everything_runs(tree: Path) -> None:
     code, said = session(tree, "suites")
     assert code == 0 and f"{COUNT + 1} passed, {ALWAYS} skipped" in said and f"all tests were asked for: there is no {NAME}" in said, said
     stamp(tree)
-    (tree / "alpha" / "a.py").write_text("a = 2\n")
+    (tree / "source" / "a.py").write_text("a = 2\n")
     code, said = session(tree, "suites")
     assert code == 0 and f"{COUNT + 1} passed, {ALWAYS} skipped" in said and "all tests were asked for: files differ" in said, said
 
@@ -259,7 +259,7 @@ def test_what_is_no_file_or_no_tree_is_told(tree: Path) -> None:
     assert whole_pass.standing(tree)[1].startswith(f"{NAME} cannot be read: it is a folder")
     (tree / NAME).rmdir()
     stamp(tree)
-    os.mkfifo(tree / "alpha" / "pipe")
+    os.mkfifo(tree / "source" / "pipe")
     assert "the tree cannot be read: " in whole_pass.standing(tree)[1]
 
 
