@@ -204,6 +204,7 @@ def adamw(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attr
     param, grad, m, v, coefficient, lr, count, finite, *narrow = ins
     segments = tuple(s for s in attrs["segments"] if s[1])  # type: ignore[union-attr, attr-defined]
     pairs = list(zip(outs, (param, m, v, *narrow)))
+    corrections = gpu.scratch(CORRECTIONS_BYTES).address  # also of a rank whose cut has no element: its plan has them
     chunks = adamw_table(segments)
     if not len(chunks):
         return in_place(pairs, lambda stream: None)
@@ -214,7 +215,7 @@ def adamw(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attr
     return in_place(pairs, adamw_step(
         problem, table=table, param=outs[0].address, grad=grad.address, m=outs[1].address, v=outs[2].address, step=count.address,
         coefficient=coefficient.address, lr=lr.address, finite=finite.address, copy=outs[3].address if narrow else 0, blocks=gpu.blocks,
-        corrections=gpu.scratch(CORRECTIONS_BYTES).address))
+        corrections=corrections))
 
 
 def scratch(types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> int:

@@ -1,0 +1,96 @@
+"""Scratch of GPU kernels: what a binder takes is what its component declares, in each launch of a rank's plans. An executor refuses others,
+so a rank that owns no matrix, or no element, would not start. Binders are called without a device."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alpha import config
+from alpha.backends.cuda.cubins_of import ANYWHERE, NullGpu
+from alpha.backends.cuda.kernels import flash, gemm
+from alpha.backends.cuda.launches import recording
+from alpha.backends.cuda.lib import Operand
+from alpha.cuda_runtime.memory import Span, aligned
+from alpha.graph.plan import Program
+from alpha.train.assemble import program_for
+from alpha.train.catalogue import catalogue
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SMALL = ("model.layers=2", "model.width=128", "model.heads=2", "data.sequence=128", "data.vocab=512", "train.batch=8", "train.shards=4")
+
+
+class Counting(NullGpu):
+    """Counts the scratch that is asked for."""
+
+    def scratch(self, nbytes: int) -> Span:
+        self.used += aligned(nbytes)
+        return super().scratch(nbytes)
+
+
+class Nothing:
+    """Stands for a tensor map, a compiled kernel, a device: takes what it is given and has what it is asked for."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self.buffer = (ctypes.c_ubyte * 128)()
+        self.multiprocessors = 132
+
+    def prepare(self, *arguments: Any, **more: Any) -> Nothing:
+        return self
+
+    @property
+    def properties(self) -> Nothing:
+        return self
+
+    @classmethod
+    def open(cls) -> Nothing:
+        return cls()
+
+
+@pytest.fixture(autouse=True)
+def without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products and attention encode tensor maps by the driver and load their kernels when they are bound."""
+    for module in (gemm, flash):
+        for name in ("TensorMap", "Kernel", "Device"):
+            monkeypatch.setattr(module, name, Nothing)
+    monkeypatch.setattr(gemm, "compile_all", lambda sources: [Path()] * len(sources))
+    monkeypatch.setattr(flash, "compile_kernel", lambda source: Path())
+
+
+def taken(program: Program) -> dict[str, set[tuple[int, int]]]:
+    """Component -> (taken, planned) bytes of scratch of its launches, those that have none included."""
+    found: dict[str, set[tuple[int, int]]] = {}
+    for plan in program.plans.values():
+        for launch in plan.launches:
+            component = catalogue()[launch.component]
+            if component.kind != "kernel":
+                continue  # a collective takes its scratch from a channel
+            gpu = Counting()
+            with recording():
+                component.implementation(gpu, [Operand(ANYWHERE, r.type) for r in launch.ins],
+                                         [Operand(ANYWHERE, r.type) for r in launch.outs], launch.attrs)
+            found.setdefault(component.id, set()).add((gpu.used, launch.scratch.type.nbytes if launch.scratch else 0))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_binder_takes_the_scratch_that_was_planned(family: str, zero: int, ranks: int) -> None:
+    name = {"gpt": "gpt2-124m", "llama": "llama-1b"}[family]
+    cfg = config.load(CONFIGS / f"{name}.toml", [*SMALL, f"train.zero={zero if ranks > 1 else 0}",
+                                                 *(("model.kv_heads=2", "model.hidden=256") if family == "llama" else ())])
+    found = taken(program_for(cfg, 512, catalogue(), 1, ranks=ranks))
+    assert {k: sorted(v) for k, v in found.items() if any(a != b for a, b in v)} == {}
+    assert {"adamw.f32.sm90", "linear_cross_entropy_grad.bf16.sm90"} <= found.keys()
+
+
+def test_adamw_of_no_segments_takes_it_too() -> None:
+    """As on two of four ranks of GPT-2 124M: their cut ends inside of the embedding."""
+    cfg = config.load(CONFIGS / "gpt2-124m.toml", ["train.zero=1", "train.batch=256", "train.shards=4"])
+    program = program_for(cfg, 50304, catalogue(), 1, ranks=4)
+    empty = [x for plan in program.plans.values() for x in plan.launches if x.op == "adamw" and not any(s[1] for s in x.attrs["segments"])]  # type: ignore[union-attr]
+    assert empty and all(a == b for a, b in taken(program)["adamw.f32.sm90"])
