@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha import config
-from alpha.bench import data, docs, floor, kernel, record, step, step_ranks
+from alpha.bench import data, docs, floor, kernel, record, simulated, step, step_ranks
 from alpha.bench.peer import Peer
 from alpha.component import Component
 from alpha.cuda_runtime.launch import LOADED
@@ -44,14 +44,15 @@ READERS = ("run", "docs")
 
 def arguments(p: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    p.add_argument("what", metavar="ID | products | attention | bandwidth | step | floor | comm | data | run | docs",
+    p.add_argument("what", metavar="ID | products | attention | bandwidth | step | floor | simulate | comm | data | run | docs",
                    help="a kernel of `alpha gate list`, wildcards allowed; a group of them; `step`: a whole training step; `floor`: "
-                        "where a step's time and joules go, and the least that ceilings allow; `comm`: collectives among ranks of this "
-                        "machine; `data`: how fast a run's batches are made; "
+                        "where a step's time and joules go, and the least that ceilings allow; `simulate`: how long a step on many GPUs "
+                        "would take, from records, without a GPU; `comm`: collectives among ranks of this machine; "
+                        "`data`: how fast a run's batches are made; "
                         "`run`: the figures of a run; `docs`: fill README and docs from the "
                         "records")
     p.add_argument("source", nargs="?", type=path_argument, metavar="RUN",
-                   help="with `step`, `floor` and `data`: the run file; with `run`: the run directory")
+                   help="with `step`, `floor`, `simulate` and `data`: the run file; with `run`: the run directory")
     p.add_argument("--peers", action="store_true", help="PyTorch beside it, in a process of its own; one that is missing or fails says why")
     p.add_argument("--peer-python", metavar="PYTHON", default=sys.executable, help="the Python that has PyTorch (default: this one)")
     p.add_argument("--variant", default="*", metavar="PATTERN", help="with `step`: only PyTorch's variants of this name (default: all)")
@@ -61,9 +62,11 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--steps", type=int, metavar="N", help=f"with `step`: steps of a block (default: those of {step.SECONDS} s); "
                    f"with `data`: steps (default: {data.STEPS})")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
-                   help="with `step` and `data`: override one key; may be repeated")
-    p.add_argument("--nproc", type=int, metavar="N", help="with `step`: GPUs of the step beside those of one (default: 1); with `comm`: "
-                   "processes, on each host (default: 2)")
+                   help="with `step`, `floor`, `simulate` and `data`: override one key; may be repeated")
+    p.add_argument("--nproc", type=int, metavar="N", help="with `step`: GPUs of the step beside those of one (default: 1); with "
+                   "`simulate`: GPUs (default: 2); with `comm`: processes, on each host (default: 2)")
+    p.add_argument("--machine", default="", metavar="CLASS", help="with `simulate`: whose records it rests on, such as cuda_sm90_H200 "
+                   "(default: of the GPU here, else of the model's floor record)")
     p.add_argument("--device", action="store_true", help="with `comm`: each rank has a GPU; --peers: beside NCCL")
     p.add_argument("--hosts", type=int, metavar="N",
                    help="with `comm`: hosts, each of which runs this command (default: 1); "
@@ -89,8 +92,10 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     if args.check and args.what != "docs":
         raise InputError("--check is for `alpha bench docs`", came=args.what, expected="docs")
-    if args.record and args.what == "docs":
-        raise InputError("nothing of this can be recorded", came="docs", expected="a measurement", do="leave out --record")
+    if args.record and args.what in ("docs", "simulate"):
+        raise InputError("nothing of this can be recorded", came=args.what, expected="a measurement", do="leave out --record")
+    if args.machine and args.what != "simulate":
+        raise InputError("--machine is for `alpha bench simulate`", came=args.what, expected="simulate", do="leave out --machine")
     if args.what == "docs":
         return _docs(args, console)
     if args.what == "run":
@@ -99,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
         return _step(args, console)
     if args.what == "floor":
         return _floor(args, console)
+    if args.what == "simulate":
+        return _simulate(args, console)
     if args.what == "comm":
         return _comm(args, console)
     if args.what == "data":
@@ -211,6 +218,17 @@ def _floor(args: argparse.Namespace, console: Console) -> int:
         _keep(result.machine, f"floor-{result.run}", console, commit, {
             "hardware": result.hardware, "config": cfg.resolved().splitlines(), "flops": {"version": VERSION, "convention": CONVENTION},
             "floor": _plain(result)})
+    return 0
+
+
+def _simulate(args: argparse.Namespace, console: Console) -> int:
+    if args.source is None or args.against or args.peers:
+        raise InputError("`alpha bench simulate` takes a run file, --nproc, --machine, --set and --json", came=args.source or "no run file",
+                         expected="alpha bench simulate RUN.toml --nproc N")
+    result = simulated.predict(config.load(Path(args.source), args.set), args.nproc or 2, record.records(), args.machine)
+    simulated.show(result, console)
+    if args.json:
+        _write(args.json, {"flops": VERSION, "simulated": result.plain()})
     return 0
 
 

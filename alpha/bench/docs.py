@@ -13,7 +13,7 @@ from typing import Any
 
 from alpha.backends.cuda.kernels.attention import COMPARED as HEADS
 from alpha.backends.cuda.kernels.matmul import COMPARED as PRODUCTS
-from alpha.bench import floor, record
+from alpha.bench import floor, record, simulated
 from alpha.bench.comm_device import bus
 from alpha.bench.peer import ROOT
 from alpha.bench.sizes import size_text
@@ -339,6 +339,22 @@ def floors(records: Sequence[Record]) -> str:
     return text if lines else _absent("alpha bench floor configs/gpt2-124m.toml --peers --record")
 
 
+def simulations(records: Sequence[Record]) -> str:
+    """A row for each recorded step on many GPUs: what a simulation gives for it, from its own step on one GPU, or
+    blind, from other records alone."""
+    rows = []
+    for x in simulated.recorded(records):
+        rests = "; ".join(x.blind.notes) or "records of this class"
+        rows.append((x.run, str(x.given.gpus), x.machine.removeprefix("cuda_sm90_"), f"{x.efficiency:.3f}",
+                     "-" if x.each is None else f"{x.each:.3f}", f"{x.given.efficiency:.3f}", f"{x.ns / 1e6:.2f} ms",
+                     f"{x.given.many.ns / 1e6:.2f} ms", f"{100 * x.error(x.given):+.2f} %", f"{100 * x.error(x.blind):+.2f} %",
+                     "unknown" if x.exposed is None else _exposed({"exposed": x.exposed, "least": x.least}),
+                     f"{100 * x.given.exposed:.2f} %", rests))
+    head = ("a step", "GPUs", "on", "measured, of N times one", "of a run on each", "predicted, of N times one", "step, measured",
+            "predicted", "error", "error, blind", "exposed, measured", "predicted", "rests on")
+    return _table(head, rows) if rows else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
+
+
 def _exposed(x: Mapping[str, Any]) -> str:
     """Of the rank that waits most, and of the one that waits least."""
     least = x.get("least")
@@ -357,4 +373,4 @@ def _ranked(x: Mapping[str, Any]) -> tuple[str, ...]:
 REGIONS: dict[str, Callable[[Sequence[Record]], str]] = {
     "headline": headline, "training": training, "steps": steps, "runs": runs,
     "products": products, "attention": attention, "bandwidth": bandwidth, "devices": devices, "ranks": ranks, "many": many,
-    "floors": floors}
+    "floors": floors, "simulated": simulations}

@@ -41,7 +41,7 @@ class RankTime:
     slowed: float = 0.0
     communication: float = 0.0
     exposed: float = 0.0
-    waits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waits: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ class _Rank:
         awaited = compute if met else beside
         if (self.left[0] is None or met) and awaited is not None:
             self.time.exposed += ns
-            self.time.waits[awaited.launch.layer or awaited.launch.phase, awaited.launch.op] += ns
+            at = awaited.launch.layer or awaited.launch.phase, awaited.launch.op
+            self.time.waits[at] = self.time.waits.get(at, 0.0) + ns
         speeds = [self.speed(side, multiprocessors) for side in (0, 1)]
         for side, speed in enumerate(speeds):
             left = self.left[side]
