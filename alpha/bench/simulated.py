@@ -3,7 +3,7 @@
 The Program is the one that would run. A launch of compute takes what the floor record of the same model says of its op and shape. One that
 it lacks takes its work at the record's rate: FLOPs of products and attention, bytes of what memory bounds. A collective takes what the
 record of collectives among as many GPUs says, between two sizes along a line in the logarithms of bytes and time. All compute is scaled
-by one number, so that a step of one GPU takes what was measured. Nothing is fitted. Where a class has no record, that of its nearest sibling is
+by one number, so that a step of one GPU takes what was measured. Nothing is fitted. Where a class has no record, its nearest sibling's is
 taken, and the result says so. `alpha/profile/simulate.py` puts the launches in order.
 """
 
