@@ -4,6 +4,9 @@ so a rank that owns no matrix, or no element, would not start. Binders are calle
 from __future__ import annotations
 
 import ctypes
+import math
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,41 @@ def test_a_binder_takes_the_scratch_that_was_planned(family: str, zero: int, ran
     found = taken(program_for(cfg, 512, catalogue(), 1, ranks=ranks))
     assert {k: sorted(v) for k, v in found.items() if any(a != b for a, b in v)} == {}
     assert {"adamw.f32.sm90", "linear_cross_entropy_grad.bf16.sm90"} <= found.keys()
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.toml") if 'backend = "cuda"' in p.read_text()))
+def test_every_run_file_of_the_gpu_binds(name: str) -> None:
+    """At its own sizes, on one GPU and on four."""
+    for ranks in (1, 4):
+        cfg = config.load(CONFIGS / f"{name}.toml")
+        train = replace(cfg.train, batch=cfg.train.batch * ranks, shards=ranks, zero=int(ranks > 1))
+        found = taken(program_for(replace(cfg, train=train), cfg.model.vocab_size or cfg.data.vocab, catalogue(), 1, ranks=ranks))
+        assert found and all(a == b for x in found.values() for a, b in x)
+
+
+DRAWN = {
+    "model.layers": (1, 2), "data.sequence": (64, 128, 192, 1024), "data.vocab": (512, 4096, 50304), "data.documents": ("false", "true"),
+    "model.tied": ("true", "false"), "model.window": (0, 64), "model.z_loss": (0.0, 1e-4), "train.fuse": ("true", "false"),
+    "train.recompute": ("'none'", "'block'"), "train.micro_batch": (0, 1, 2), "optim.clip": (0.0, 1.0), "train.replay": (1, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_drawn_run_files_bind(seed: int) -> None:
+    """Widths, heads and settings away from their defaults, on one to four ranks."""
+    rng = random.Random(seed)
+    gpt, heads, ranks = bool(seed % 2), rng.choice((1, 2, 3, 4, 6)), rng.choice((1, 2, 4))
+    width = heads * rng.choice((64, 128)) * (4 // math.gcd(heads, 4))
+    heads *= 4 // math.gcd(heads, 4)
+    own = ("model.dropout=0.1",) if gpt else (f"model.kv_heads={rng.choice([k for k in (1, 2, 4, heads) if heads % k == 0])}",
+                                              "model.attention_bias='qkv'", f"model.hidden={rng.choice((64, 256, 640))}")
+    drawn = [f"{key}={rng.choice(values)}" for key, values in DRAWN.items()]
+    shards = ranks * rng.choice((1, 2))
+    cfg = config.load(CONFIGS / f"{'gpt2-124m' if gpt else 'llama-1b'}.toml", [
+        f"model.width={width}", f"model.heads={heads}", f"train.batch={4 * shards}", f"train.shards={shards}",
+        f"train.zero={int(ranks > 1 and rng.random() < 0.7)}", *own, *drawn])
+    found = taken(program_for(cfg, cfg.data.vocab, catalogue(), 1, ranks=ranks))
+    assert found and all(a == b for x in found.values() for a, b in x), drawn
 
 
 def test_adamw_of_no_segments_takes_it_too() -> None:
