@@ -1,12 +1,15 @@
-"""Scratch of GPU kernels: what a binder takes is what its component declares, in each launch of a rank's plans. An executor refuses others,
-so a rank that owns no matrix, or no element, would not start. Binders are called without a device."""
+"""Launches of the GPU, bound without a device: each rank's plans of any run file bind, take the scratch that their components declare, and
+ask for no compiled file but those that are listed. An executor refuses other scratch, so a rank whose cut has no element would not start; a
+file that is not listed would need a compiler where a run starts."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 import random
+import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from alpha.backends.cuda.cubins_of import ANYWHERE, NullGpu
 from alpha.backends.cuda.kernels import flash, gemm
 from alpha.backends.cuda.launches import recording
 from alpha.backends.cuda.lib import Operand
+from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.memory import Span, aligned
 from alpha.graph.plan import Program
 from alpha.train.assemble import program_for
@@ -59,12 +63,29 @@ def without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (gemm, flash):
         for name in ("TensorMap", "Kernel", "Device"):
             monkeypatch.setattr(module, name, Nothing)
-    monkeypatch.setattr(gemm, "compile_all", lambda sources: [Path()] * len(sources))
-    monkeypatch.setattr(flash, "compile_kernel", lambda source: Path())
+    monkeypatch.setattr(gemm, "compile_all", lambda sources: [compiled(x) for x in sources])
+    monkeypatch.setattr(flash, "compile_kernel", compiled)
+
+
+ASKED: set[Source] = set()
+"""Files that products and attention asked for since it was cleared."""
+
+
+def compiled(source: Source) -> Path:
+    """Nothing is compiled."""
+    ASKED.add(source)
+    return Path()
+
+
+@cache
+def listed(component_id: str) -> frozenset[Source]:
+    """Files that `alpha kernels build` compiles for a component."""
+    binaries = catalogue()[component_id].binaries
+    return frozenset(binaries.sources()) if binaries is not None else frozenset()
 
 
 def taken(program: Program) -> dict[str, set[tuple[int, int]]]:
-    """Component -> (taken, planned) bytes of scratch of its launches, those that have none included."""
+    """Component -> (taken, planned) bytes of scratch of its launches, those that have none included. Fails on a file that is not listed."""
     found: dict[str, set[tuple[int, int]]] = {}
     for plan in program.plans.values():
         for launch in plan.launches:
@@ -72,9 +93,11 @@ def taken(program: Program) -> dict[str, set[tuple[int, int]]]:
             if component.kind != "kernel":
                 continue  # a collective takes its scratch from a channel
             gpu = Counting()
-            with recording():
+            ASKED.clear()
+            with recording() as noted:
                 component.implementation(gpu, [Operand(ANYWHERE, r.type) for r in launch.ins],
                                          [Operand(ANYWHERE, r.type) for r in launch.outs], launch.attrs)
+            assert {*noted, *ASKED} <= listed(component.id), f"{component.id} asks for a file that nothing compiles beforehand"
             found.setdefault(component.id, set()).add((gpu.used, launch.scratch.type.nbytes if launch.scratch else 0))
     return found
 
@@ -124,6 +147,15 @@ def test_drawn_run_files_bind(seed: int) -> None:
         f"train.zero={int(ranks > 1 and rng.random() < 0.7)}", *own, *drawn])
     found = taken(program_for(cfg, cfg.data.vocab, catalogue(), 1, ranks=ranks))
     assert found and all(a == b for x in found.values() for a, b in x), drawn
+
+
+def test_a_file_that_is_not_listed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config.load(CONFIGS / "gpt2-124m.toml", SMALL)
+    for name in ("matmul.bf16.sm90", "attention_packed_bwd.bf16.sm90", "adamw.f32.sm90"):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules[__name__], "listed", lambda i, own=name, was=listed: frozenset() if i == own else was(i))
+            with pytest.raises(AssertionError, match=f"{name} asks for a file"):
+                taken(program_for(cfg, 512, catalogue(), 1))
 
 
 def test_adamw_of_no_segments_takes_it_too() -> None:
