@@ -379,7 +379,7 @@ class Session:
             row, arm = self._admitted(way)
         except ServedError as error:
             self.leave(0)
-            self._add(way, why=f"{error.what}: {error.came}")
+            self._add(way, why=self._told(error))
             return
         if arm is None:
             self.rows.append(row)
@@ -422,7 +422,7 @@ class Session:
                     self._take(found, self._count(found, seconds), taken.setdefault(way.name, Taken()))
                 except (DoesNotFit, ServedError) as error:
                     self.leave(0)
-                    text = f"does not fit, even alone: {_brief(error)}" if isinstance(error, DoesNotFit) else f"{error.what}: {error.came}"
+                    text = f"does not fit, even alone: {_brief(error)}" if isinstance(error, DoesNotFit) else self._told(error)
                     refused[way.name] = Row(way.name, "torch", self._gpus(way), why=text)
             self.leave(0)
             took = time.monotonic() - began
@@ -432,6 +432,10 @@ class Session:
                 refused.pop(name, None)
                 self._note(replace(row, together=False), arm, taken, self._kept(taken))
         self.rows += refused.values()
+
+    def _told(self, error: ServedError) -> str:
+        """Why a variant has no time. Behind the budget an answer is waited for less long, so silence is no fault of the peer's."""
+        return f"not measured: the budget was spent; {error.what}: {error.came}" if self.left() <= 0 else f"{error.what}: {error.came}"
 
     def _gpus(self, way: Ranked) -> int:
         return self.gpus if way.over else 1

@@ -152,6 +152,14 @@ def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert by_name(result)[OURS_2].ns > 0
 
 
+@pytest.mark.parametrize("left,before", [(5.0, ""), (0.0, "not measured: the budget was spent; ")])
+def test_silence_behind_the_budget_is_no_fault_of_the_peer(tmp_path: Path, left: float, before: str) -> None:
+    """For an answer is waited for 30 s there, and to build a large model takes longer."""
+    session = Session(tiny(tmp_path), 2, catalogue(), None, 1, 4, None, lambda name: True, None, None, lambda text: None, tmp_path)
+    session.left = lambda: left  # type: ignore[method-assign]
+    assert session._told(ServedError("rank 1 of PyTorch", came="silence")) == f"{before}rank 1 of PyTorch: silence"
+
+
 def recorded(tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
     clocks = MadeClocks()
     patch.setattr(step_ranks.Clocks, "open", staticmethod(lambda index=0: clocks))

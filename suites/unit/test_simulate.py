@@ -279,8 +279,11 @@ def test_one_gpu_is_the_record(path: Path) -> None:
 def test_a_step_on_many_says_what_it_rests_on() -> None:
     found = simulated.predict(cfg(GPT, "train.zero=1"), 4, records(), "cuda_sm90_H200")
     assert found.machine == "cuda_sm90_H200x4-nvlink" and found.tokens == 4 * 64 * 1024
-    assert "times of collectives of cuda_sm90_H100-80GB-HBM3x4-nvlink" in found.notes or "H200x4-nvlink" in str(
-        [r["machine"] for r in records() if r["subject"] == "comm-device"]), "a sibling is named"
+    assert not found.notes
+    fewer = [r for r in records() if (r["machine"], r["subject"]) != ("cuda_sm90_H200x4-nvlink", "comm-device")]
+    sibling = simulated.predict(cfg(GPT, "train.zero=1"), 4, fewer, "cuda_sm90_H200")
+    assert sibling.notes == ("times of collectives of cuda_sm90_H100-80GB-HBM3x4-nvlink",), "a sibling is named"
+    assert sibling.many.ns != found.many.ns
     assert found.estimated == ("adamw: bytes at the rate of adamw", "scalars_of_squares: bytes at the rate of a copy",
                                "square_sums: bytes at the rate of a copy")
     assert found.waits[0][:2] == ("embedding", "reduce_scatter") and found.waits[0][2] > 0
@@ -327,8 +330,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 # -- against what was measured -------------------------------------------------------------------------------------------------
 
 
-WORST, BOUND, BLIND = "gpt2-124m-zero1 cuda_sm90_H200x4-nvlink", 0.05, 0.07
-"""The recorded step that is predicted worst, and bounds of all errors of a step's time: the worst are -4.53 and, blind, -6.82 %."""
+WORST, BOUND, BLIND = "llama-1b-zero1 cuda_sm90_H200x4-nvlink", 0.05, 0.07
+"""The recorded step that is predicted worst, and bounds of all errors of a step's time: the worst are -4.67 and, blind, -6.82 %."""
 
 
 @cache
