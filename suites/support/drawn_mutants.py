@@ -46,6 +46,7 @@ ELSEWHERE = {
             "optimizer.adamw", "verify.pass", "recompute.pass", "data_parallel.pass", "flops.v1", "train.loop"),
     "report": ("report.figures", "profile.trace", "train.loop"),
     "bench": (),
+    "": ("train.loop", "registry.status"),  # files of the package's first floor, such as config.py
     "profile": ("profile.store", "profile.recorder", "profile.trace", "report.figures", "train.loop"),
 }
 """Components whose gates may see what breaks in a folder, beside those that faults of the file are planted for."""
@@ -67,7 +68,7 @@ def job(entry: dict[str, str]) -> plant.Job:
     text = path.read_text(encoding="utf-8")
     if text.count(entry["find"]) != 1:
         raise ValueError(f"{entry['id']}: {entry['file']} holds {entry['find']!r} {text.count(entry['find'])} times, expected once")
-    folder = entry["file"].partition("/")[0]
+    folder = entry["file"].rpartition("/")[0].partition("/")[0]
     return plant.Job(entry["id"], attempts(path, folder), entry["file"], text.replace(entry["find"], entry["replace"]), timeout=SECONDS)
 
 
