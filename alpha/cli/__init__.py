@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from alpha import options, resources
 from alpha.bench import command as bench
 from alpha.cli.arguments import parser
+from alpha.cli.common import enough_files
 from alpha.train import forbidden
 
 
@@ -21,8 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    resources.checkout()
-    return _watched(args) if _computes(args) else int(args.run(args))
+    with enough_files():
+        resources.checkout()
+        return _watched(args) if _computes(args) else int(args.run(args))
 
 
 WATCHED = ("train", "lab", "sample", "bench", "gate")

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from alpha.cli.common import load_source, require_ranks, shown, this_command
+from alpha.cli.common import enough_files, load_source, require_ranks, shown, this_command
 from alpha.comm.meet import Across
 from alpha.comm.world import World
 from alpha.config import Config, Log
@@ -153,7 +153,8 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
                 if world.rank == 0:
                     made(run)
 
-            return _session(args, own, path, at, world, told, prepared)
+            with enough_files():  # what a rank did not foresee is told as a traceback
+                return _session(args, own, path, at, world, told, prepared)
 
         return launch.launch(ranks, body, epoch=number, across=across)
 
