@@ -1,7 +1,8 @@
 """The command line: `alpha train`, `lab`, `data`, `gate`, `plan`, `kernels`, `bench`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
 
 Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked for could run;
-129, 130, 143 a training run that SIGHUP, SIGINT or SIGTERM ended, saved. An error is one message, no traceback (`--debug` shows it).
+129, 130, 143 a training run that SIGHUP, SIGINT or SIGTERM ended, saved unless the signal came twice. An error is one message, no
+traceback (`--debug` shows it).
 """
 
 from __future__ import annotations
