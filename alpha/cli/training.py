@@ -115,6 +115,11 @@ def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: 
         raise InputError("another launcher starts the ranks of this job, and starts them again",
                          came=f"WORLD_SIZE={place.size}, --nproc {args.nproc}, --restarts {args.restarts}, --hosts {args.hosts}",
                          expected="none of --nproc, --restarts and --hosts", do="leave them out, or unset RANK and WORLD_SIZE")
+    if place.across is None and place.local_rank != place.rank:  # whose LOCAL_RANK is 0 would wait for ranks that never come
+        raise InputError("all ranks of this job are on one host, so each has its own number there",
+                         came=f"RANK={place.rank}, LOCAL_RANK={place.local_rank}, WORLD_SIZE={place.size}",
+                         expected=f"LOCAL_RANK={place.rank}",
+                         do="look at what the launcher sets; for several hosts it sets LOCAL_WORLD_SIZE too")
     if place.size == 1:
         return _session(args, cfg, resume, args.at)
     _require(cfg, place.size, place.local_size)
