@@ -1,12 +1,13 @@
 # make train    set up, then train the demo on the Python standard library's source
 # make test     set up, then gates of what is stale and of a random tenth of the rest; of other tests a random fifth where all of them
 #               passed on this very tree (baselines/tests.json), else all
-# make test-all set up, then everything
+# make test-all set up, then all tests and all gates; of planted faults a draw, as in `make test`
+# make catches  set up, then every planted fault and freshly seeded mutants, which takes hours: alpha gate catches --all
 # make stamp    set up, then all tests, and gates as `make test` does; where all pass, baselines/tests.json says so of this tree
 # make kernels  set up with the pinned CUDA compiler from PyPI, then compile every GPU kernel and compare with what is committed
 PYTHON ?= python3
 # Tests run as the CPU class whose evidence ships; `make test ALPHA_CPU=` takes all that this CPU has, and measures its gates first.
-test test-all stamp gates: export ALPHA_CPU ?= avx2
+test test-all catches stamp gates: export ALPHA_CPU ?= avx2
 # Where CI is set, pytest explains a failed comparison by a diff without bounds: hours, for a megabyte of bytes. `pytest -vv` asks for it.
 unexport CI BUILD_NUMBER
 VENV := .venv
@@ -18,7 +19,7 @@ WORKERS ?= 2
 TIMEOUT ?= 600
 PYTEST := $(BIN)/python -m pytest suites -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout $(TIMEOUT) --timeout-method thread
 
-.PHONY: setup train test test-all stamp nvcc kernels lint gates clean
+.PHONY: setup train test test-all catches stamp nvcc kernels lint gates clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +38,10 @@ test: setup
 
 test-all: setup
 	@$(PYTEST) --all
+
+# No test: one that plants them all takes longer than any test may.
+catches: setup
+	@$(BIN)/alpha gate catches --all
 
 stamp: setup
 	@$(PYTEST) --stamp

@@ -212,7 +212,7 @@ def _floor(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         _write(args.json, {"flops": VERSION, "floor": result})
     if not floor.measured(result):
-        console.print("NOT MEASURED: NVML's counter of joules stood still while something was timed, so there is no floor")
+        console.print("NOT MEASURED: NVML's counter of joules was not seen to move twice while something was timed, so there is no floor")
         return 1
     if args.record:
         _keep(result.machine, f"floor-{result.run}", console, commit, {

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -51,11 +51,15 @@ LEAST_SHARE = 0.004
 LOOK = 0.002
 """Seconds between two readings of the counter of joules."""
 
+TRIES = 3
+"""How often a block is run at most until that counter was seen to move twice meanwhile."""
+
 MANY = 100
 """Launches before the host waits for the device."""
 
 PRODUCT, ATTENTION, MEMORY = "product", "attention", "memory"
 NAN = float("nan")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,10 +129,11 @@ class Result:
 
 class Meter:
     """Watts of the device over a block, from the counter of its joules, which moves at times of its own: the slope between the first and
-    the last move that were seen. Use as a context manager; a thread of its own reads the counter."""
+    the last move that were seen. Use as a context manager; a thread of its own reads the counter. `clock`: seconds, right behind a
+    reading."""
 
-    def __init__(self, joules: Callable[[], float]) -> None:
-        self._joules, self._over = joules, threading.Event()
+    def __init__(self, joules: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._joules, self._clock, self._over = joules, clock, threading.Event()
         self.moves: list[tuple[float, float]] = []
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -137,7 +142,7 @@ class Meter:
         while not self._over.wait(LOOK):
             now = self._joules()
             if now != last:
-                self.moves.append((time.perf_counter(), now))
+                self.moves.append((self._clock(), now))
                 last = now
 
     @property
@@ -157,6 +162,17 @@ class Meter:
         self._thread.join()
 
 
+def metered(block: Callable[[], T], joules: Callable[[], float]) -> tuple[T, float]:
+    """(what a block gives, watts meanwhile). It is run again where the counter was seen to move less than twice, for a busy host may come
+    to look too seldom. The watts are NaN where that is so in TRIES blocks, and then there is no floor."""
+    for _ in range(TRIES):
+        with Meter(joules) as meter:
+            found = block()
+        if len(meter.moves) >= 2:
+            break
+    return found, meter.watts
+
+
 def hot(run: Callable[[int], object], gpu: Clocks) -> Hot:
     """`run(n)` makes n calls and returns when they are done."""
     def timed(n: int) -> float:
@@ -170,10 +186,8 @@ def hot(run: Callable[[int], object], gpu: Clocks) -> Hot:
     calls, took = max(3, round(SECONDS / each)), 0.0
     while took < SECONDS / 2:  # few calls take longer, each, than many
         calls = max(calls, round(calls * SECONDS / took)) if took else calls
-        with Meter(gpu.joules) as meter:
-            took = timed(calls)
-            mhz = gpu.read().sm_mhz
-    return Hot(took / calls * 1e9, meter.watts, mhz, calls)
+        (took, mhz), watts = metered(lambda n=calls: (timed(n), gpu.read().sm_mhz), gpu.joules)  # type: ignore[misc]
+    return Hot(took / calls * 1e9, watts, mhz, calls)
 
 
 # -- figures -------------------------------------------------------------------------------------------------------------------
@@ -305,10 +319,9 @@ def steady(ours: Ours, gpu: Clocks) -> list[list[float]]:
     until_still(warmer, WARM_SECONDS)
     found = []
     for _ in range(BLOCKS):
-        with Meter(gpu.joules) as meter:
-            ns, reading = ours.block(count)
+        (ns, reading), watts = metered(partial(ours.block, count), gpu.joules)
         assert reading is not None
-        found.append([ns, meter.watts, reading.sm_mhz, gpu.sense(reading).celsius])
+        found.append([ns, watts, reading.sm_mhz, gpu.sense(reading).celsius])
     return found
 
 

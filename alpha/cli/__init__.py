@@ -1,7 +1,8 @@
 """The command line: `alpha train`, `lab`, `data`, `gate`, `plan`, `kernels`, `bench`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
 
 Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked for could run;
-129, 130, 143 a training run that SIGHUP, SIGINT or SIGTERM ended, saved. An error is one message, no traceback (`--debug` shows it).
+129, 130, 143 a training run that SIGHUP, SIGINT or SIGTERM ended, saved unless the signal came twice. An error is one message, no
+traceback (`--debug` shows it).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from alpha import options, resources
 from alpha.bench import command as bench
 from alpha.cli.arguments import parser
+from alpha.cli.common import enough_files
 from alpha.train import forbidden
 
 
@@ -21,8 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    resources.checkout()
-    return _watched(args) if _computes(args) else int(args.run(args))
+    with enough_files():
+        resources.checkout()
+        return _watched(args) if _computes(args) else int(args.run(args))
 
 
 WATCHED = ("train", "lab", "sample", "bench", "gate")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,10 +16,13 @@ from rich.console import Console
 
 from alpha import config
 from alpha.config import Config
-from alpha.errors import ConfigError
+from alpha.errors import ConfigError, MachineError
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS
 from alpha.train import rundir
 from alpha.train.home import at_home
+
+FEW = 64
+"""Open files: of a lower limit it is supposed that it was met where nothing says why a file cannot be opened. A run has about 15 open."""
 
 _COLOUR = {PASS: "green", BASELINE: "cyan", AMBIGUOUS: "yellow", FAIL: "bold red", NOT_RUN: "dim"}
 
@@ -36,6 +42,34 @@ def in_its_folder(source: str, cfg: Config) -> Iterator[None]:
     """Of a run directory: work where its relative paths start from, as `at_home`; of a run file: here."""
     with at_home(cfg, Path(source)) if Path(source).is_dir() else nullcontext():
         yield
+
+
+@contextmanager
+def enough_files() -> Iterator[None]:
+    """MachineError in place of whatever comes of the limit on open files, be it an error of one file, which says nothing of the limit, or
+    one that nobody foresaw."""
+    try:
+        yield
+    except Exception as error:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        came = _of_the_limit(error, limit)
+        if not came:
+            raise
+        raise MachineError("this process may open no more files", came=f"{came}, with a limit of {limit}",
+                           expected="a limit that leaves room for them; 1024 is usual", do="raise it: `ulimit -n 1024`") from error
+
+
+def _of_the_limit(error: BaseException | None, limit: int) -> str:
+    """Which file could not be opened for want of a number, where that is behind an error; '' where it is not."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return str(error.filename or error.strerror)
+        if isinstance(error, ImportError) and os.strerror(errno.EMFILE) in str(error):  # of a library, which the loader opens
+            return str(error.path or error.name or error)
+        if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error) and limit < FEW:  # SQLite does not say why
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def this_command() -> str:

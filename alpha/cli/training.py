@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from alpha.cli.common import load_source, require_ranks, shown, this_command
+from alpha.cli.common import enough_files, load_source, require_ranks, shown, this_command
 from alpha.comm.meet import Across
 from alpha.comm.world import World
 from alpha.config import Config, Log
@@ -115,6 +115,11 @@ def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: 
         raise InputError("another launcher starts the ranks of this job, and starts them again",
                          came=f"WORLD_SIZE={place.size}, --nproc {args.nproc}, --restarts {args.restarts}, --hosts {args.hosts}",
                          expected="none of --nproc, --restarts and --hosts", do="leave them out, or unset RANK and WORLD_SIZE")
+    if place.across is None and place.local_rank != place.rank:  # whose LOCAL_RANK is 0 would wait for ranks that never come
+        raise InputError("all ranks of this job are on one host, so each has its own number there",
+                         came=f"RANK={place.rank}, LOCAL_RANK={place.local_rank}, WORLD_SIZE={place.size}",
+                         expected=f"LOCAL_RANK={place.rank}",
+                         do="look at what the launcher sets; for several hosts it sets LOCAL_WORLD_SIZE too")
     if place.size == 1:
         return _session(args, cfg, resume, args.at)
     _require(cfg, place.size, place.local_size)
@@ -153,7 +158,8 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
                 if world.rank == 0:
                     made(run)
 
-            return _session(args, own, path, at, world, told, prepared)
+            with enough_files():  # what a rank did not foresee is told as a traceback
+                return _session(args, own, path, at, world, told, prepared)
 
         return launch.launch(ranks, body, epoch=number, across=across)
 

@@ -1,7 +1,7 @@
 """The pytest plugin of suites/: discovers components, writes evidence, counts what ran. Floor 7.
 
 A suite asks for the fixture `measured` with the marker `gate("parity")`; it is run once per component that owes the gate. By default
-what is stale runs, and a random tenth of the rest; `--all` runs everything, `--stale` what is stale only. Where the whole suite passed on
+what is stale runs, and a random tenth of the rest; `--all` runs every gate, `--stale` what is stale only. Where the whole suite passed on
 this very tree, a random fifth of all other tests runs (whole_pass.py). All draws have one seed: that of the commit's files, so that a
 commit has one verdict, or `--seed`. It is printed. Records go to the local evidence (`--evidence local`), to that of the repository
 (`ship`) or nowhere (`none`).

@@ -10,7 +10,7 @@ from alpha.profile.kernels import slowdowns
 from alpha.profile.phases import OVERLAPPING, PHASES, STEP_PHASES
 from alpha.profile.recorder import WARM_UP
 from alpha.report.extra import pandas as pd
-from alpha.report.runs import Run
+from alpha.report.runs import Run, ranks_of
 
 STEADY = "steady"
 
@@ -46,7 +46,7 @@ def steps_of(run: Run) -> pd.DataFrame:
 
 def devices_of(run: Run) -> pd.Series:
     """Devices of each session. The metadata know those of the latest: where sessions had unlike numbers of ranks, each rank is one."""
-    ranks = run.tables["sessions"].groupby("session")["rank"].nunique().astype(np.float64)
+    ranks = ranks_of(run.tables["sessions"]).astype(np.float64)
     stated = run.number("devices")
     return ranks if stated is not None and ranks.nunique() > 1 else ranks * 0 + (np.nan if stated is None else int(stated))
 

@@ -224,9 +224,14 @@ def _moved(manifest: Mapping[str, Any]) -> list[str]:
     return [f"sessions ran on {'; '.join(dict.fromkeys(places))}: every utilisation stands against the peak of the first"]
 
 
+def ranks_of(sessions: pd.DataFrame) -> pd.Series:
+    """How many ranks each session had."""
+    return sessions.groupby("session")["rank"].nunique()
+
+
 def _resized(sessions: pd.DataFrame) -> list[str]:
     """Whether sessions had unlike numbers of ranks."""
-    ranks = [f"{n}" for n in sessions.groupby("session")["rank"].nunique()]
+    ranks = [f"{n}" for n in ranks_of(sessions)]
     if len(set(ranks)) < 2:
         return []
     return [f"sessions ran on {' and '.join(dict.fromkeys(ranks))} ranks: every utilisation stands against the devices that its steps had"]

@@ -298,6 +298,7 @@ def test_hosts_meet_at_no_address_that_cannot_be(host: int) -> None:
     (["--nproc", "2"], {"RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1"}, "WORLD_SIZE=4, --nproc 2"),
     ([], {"RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1"}, "4 ranks, train.shards = 2"),
     ([], {"RANK": "0"}, "no WORLD_SIZE"),
+    ([], {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "RANK=1, LOCAL_RANK=0, WORLD_SIZE=2"),
 ])  # fmt: skip
 def test_numbers_of_ranks_that_cannot_be(options: list[str], env: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch,
                                          capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip

@@ -203,11 +203,11 @@ def test_what_other_distances_hide_is_told_and_nothing_else(monkeypatch: pytest.
         monkeypatch.setattr(catches, "run", lambda *a, why=why, catch=catch, **k: [
             catches.Result(fault, catch, False, why, True)])  # type: ignore[arg-type]
         if told:
-            drawn_faults.reject(sort, 1, everything=True)
+            drawn_faults.reject(sort, 1)
             assert f"NOT_RUN: ['{fault.id}']" in capsys.readouterr().out
         else:
             with pytest.raises(AssertionError, match="survived"):
-                drawn_faults.reject(sort, 1, everything=True)
+                drawn_faults.reject(sort, 1)
 
 
 def test_threads_of_one_core_come_last(monkeypatch: pytest.MonkeyPatch) -> None:

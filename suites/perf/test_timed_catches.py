@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.alone
 
 
-def test_planted_faults_of_timed_gates_are_rejected(pytestconfig: pytest.Config, seed: int) -> None:
+def test_planted_faults_of_timed_gates_are_rejected(seed: int) -> None:
     if not drawn_faults.TIMED.faults():
         pytest.skip("NOT_RUN: no component with planted faults of a timed gate is pinned on this kind of machine")
-    drawn_faults.reject(drawn_faults.TIMED, seed, everything=pytestconfig.getoption("--all"))
+    drawn_faults.reject(drawn_faults.TIMED, seed)

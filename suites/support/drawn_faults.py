@@ -64,13 +64,14 @@ def _unjudged(result: catches.Result) -> bool:
     return result.why.startswith("NOT_RUN: ") and all(any(why in part for why in UNJUDGED) for part in parts)
 
 
-def reject(sort: Sort, seed: int, *, everything: bool) -> None:
-    """Runs the drawn faults of a sort, or all of it, and those without a current catch. AssertionError naming each that survives.
+def reject(sort: Sort, seed: int) -> None:
+    """Runs the drawn faults of a sort, and those without a current catch. AssertionError naming each that survives. All of them take
+    hours, so no session runs them: `alpha gate catches --all` does.
 
     On a machine class without any recorded catch the drawn ones are run, not all: which gate sees what is settled on the reference class.
     """
     faults, keep = sort.faults(), [f.id for f in runnable()]
-    again = faults if everything else random.Random(f"{seed} {sort.label}").sample(faults, min(sort.drawn, len(faults)))
+    again = random.Random(f"{seed} {sort.label}").sample(faults, min(sort.drawn, len(faults)))
     results = catches.run(catalogue(), again, stale=False, keep=keep)
     rest = [f for f in faults if f not in again]
     if rest and len(catches.known()) > len(keep) // 2:

@@ -1,4 +1,4 @@
-"""The gates are gated: planted faults whose catch is stale and a few drawn of the rest; with --all every one, and mutants."""
+"""The gates are gated: planted faults whose catch is stale, a few drawn of the rest, and mutants. Every fault: `make catches`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 
 
-def test_planted_faults_are_rejected(pytestconfig: pytest.Config, seed: int) -> None:
+def test_planted_faults_are_rejected(seed: int) -> None:
     """All but those of timed gates, which suites/perf/test_timed_catches.py draws."""
     every, runnable = drawn_faults.every(), drawn_faults.runnable()
     if len(runnable) < len(every):
         print(f"NOT_RUN: {len(every) - len(runnable)} faults of components that cannot run on this machine, or are not pinned for it")
-    drawn_faults.reject(drawn_faults.OTHERS, seed, everything=pytestconfig.getoption("--all"))
+    drawn_faults.reject(drawn_faults.OTHERS, seed)
 
 
 def test_each_planted_fault_is_drawn_in_one_of_the_two_draws() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,6 +19,8 @@ import warm
 from copies import share_digests
 
 from alpha import __main__ as entry
+from alpha.cli.common import enough_files
+from alpha.errors import CorruptError, MachineError
 from alpha.gates.adversarial import plant
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +55,39 @@ def test_ctrl_c_while_it_imports(script: str, module: str) -> None:
     """Planted: with `from alpha.cli import main` as the script's first line, this ends in a traceback and with 1."""
     done = run("-c", AT.format(module=module, script=script), preexec_fn=wakes)
     assert done.returncode == 130 and done.stderr == b"interrupted\n" and not done.stdout, done.stderr.decode()
+
+
+@pytest.mark.parametrize(("limit", "ranks"), [(6, 1), (12, 2)])
+def test_a_low_limit_on_open_files_is_one_message(small_run: Callable[..., Path], tmp_path: Path, limit: int, ranks: int) -> None:
+    """It tells the limit, not only the file which happened to meet it."""
+    file = small_run(tmp_path, {"train.shards": 2, "train.steps": 2})
+    text = "import sys; from alpha.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    done = run("-c", text, "lab", str(file), *(["--nproc=2"] if ranks == 2 else []),
+               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
+    said = done.stderr.decode()
+    assert done.returncode == 3 and said.count("this process may open no more files") == 1 and "Traceback" not in said, said
+    assert f"with a limit of {limit}" in said and "ulimit -n" in said
+
+
+def test_every_error_of_the_limit_on_open_files_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another error was made of it, and of a library, which the loader opens; any other error stays what it is."""
+    full, limit = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/x/shard"), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    library = ImportError(f"libx.so: cannot open shared object file: {os.strerror(errno.EMFILE)}", path="/x/libx.so")
+    made, other = CorruptError("a shard cannot be read", do="remove it"), CorruptError("a shard is torn", do="remove it")
+    made.__cause__, other.__cause__ = full, OSError(errno.ENOENT, "none", "/x/shard")
+    for error, named in ((full, "/x/shard"), (made, "/x/shard"), (library, "/x/libx.so")):
+        with pytest.raises(MachineError) as told, enough_files():
+            raise error
+        assert (told.value.what, told.value.came) == ("this process may open no more files", f"{named}, with a limit of {limit}")
+    closed = sqlite3.OperationalError("unable to open database file")  # without a reason: it is the limit only where that is very low
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (13, 13))
+    with pytest.raises(MachineError, match="database file, with a limit of 13"), enough_files():
+        raise closed
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    for error in (closed, other, OSError(errno.ENFILE, "of all processes"), ImportError("no module")):
+        with pytest.raises(type(error)) as same, enough_files():
+            raise error
+        assert same.value is error
 
 
 @pytest.mark.alone

@@ -12,7 +12,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.gates.contracts.checks import all_hold, differs, words
-from alpha.gates.contracts.profile.account import accounted
+from alpha.gates.contracts.profile.account import accounted, series
 from alpha.gates.contracts.profile.by_hand import Between, alike, same
 from alpha.gates.contracts.profile.measured import Made, made
 from alpha.gates.contracts.profile.support import Case
@@ -102,7 +102,10 @@ def pairs(rng: np.random.Generator) -> Measured:
             for run in (a, b):
                 run.timing = [r for r in run.timing if r["step"] % 7 != r["rank"]]
         if i == 8:
-            for r in a.timing[: int(rng.integers(1, 9))]:
+            stalled = a.timing[: int(rng.integers(1, 9))]
+            taken, last = {r["step"] for r in stalled}, [*series(a).values()][-1]
+            alone = [r for r in last if r["step"] not in taken]  # those drawn may be the first rank's, or of steps that count nothing
+            for r in (*stalled, alone[int(rng.integers(len(alone)))]):
                 r["step_ns"] *= 3
         by, interest = (("launch", 0.03) if i % 5 == 4 else ("op", 0.02))
         got = compare(a.left(), b.left(), by=by, interest=interest) if i % 5 == 4 else compare(a.left(), b.left())
