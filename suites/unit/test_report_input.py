@@ -237,6 +237,19 @@ def test_the_default_is_the_run_written_last(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "reports/new/report.html").is_file()
 
 
+def test_a_run_that_is_being_written_is_the_last_one(tmp_path: Path) -> None:
+    """Its database stands still meanwhile: what is new lies in the log beside it."""
+    times = {"closed": {"config.toml": 10, "metrics.sqlite": 50},
+             "trains": {"config.toml": 20, "metrics.sqlite": 20, "metrics.sqlite-wal": 60}}
+    for run, files in times.items():
+        for name, at in files.items():
+            path = tmp_path / run / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"")
+            os.utime(path, (at, at))
+    assert reading._touched(tmp_path / "trains") == 60 > reading._touched(tmp_path / "closed") == 50
+
+
 def test_two_runs_of_one_name(tmp_path: Path) -> None:
     found = [reading.load(made_runs.make(tmp_path / f / "demo", steps=20)) for f in ("x", "y")]
     reading.distinct(found)

@@ -476,6 +476,7 @@ def _tensors(rng: np.random.Generator) -> Measured:
     attempt("infinite", "not finite", lambda x: x[wte].__setitem__((3, 2), -inf))
     attempt("another head", "tied", lambda x: x.update({head: x[wte] + 1}))
     attempt("a head that ends otherwise", "tied", lambda x: x.update({head: np.concatenate((x[wte][:-1], x[wte][-1:] + 1))}))
+    attempt("a head that is nearly its embedding", "tied", lambda x: x.update({head: np.nextafter(x[wte], np.float32(9))}))
     attempt("a head without its embedding", "wte.weight", lambda x: x.update({head: x.pop(wte)}))
     attempt("no head", head, lambda x: x.pop(head), of="gpt2-untied")
     attempt("a head of another shape", head, lambda x: x.update({head: x[wte][1:]}))

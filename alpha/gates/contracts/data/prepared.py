@@ -139,17 +139,22 @@ def _labels(rng: np.random.Generator) -> Measured:
 
 
 def _small_sources(rng: np.random.Generator) -> Measured:
-    """Where no document lies below the share, the lowest is validated on, with its copies."""
+    """Where no document lies below the share, the lowest is validated on, with its copies, and no tokenizer learns from it."""
     count = Checks()
     with folder() as root:
         for number in range(2, 9):
-            texts = [b"%d %s" % (i, text_like(rng, 30)) for i in range(number)]
+            own = [bytes([b"#@~^|%+*"[i]]) * 8 for i in range(number)]  # a word of one document alone
+            texts = [b"%d %s" % (i, b"\n".join((text_like(rng, 30), *[own[i]] * 9))) for i in range(number)]
             for i, text in enumerate([*texts, texts[0]]):
                 write_texts(root / f"t{number}", {f"{i}.txt": text})
             made = prepare.prepare(_order(root / f"t{number}", validation=1e-9), root / f"out{number}")
             lowest = min(texts, key=lambda text: hashlib.sha256(text).hexdigest())
             found = list(prepared.PreparedText((made.streams["validation"],), made.tokenizer).texts())
             count.that(found == [lowest] * (2 if lowest == texts[0] else 1), f"validation of {number} documents: {found}")
+            order = _order(root / f"t{number}", validation=1e-9, tokenizer=f"bpe:{257 + 2 * (number - 1)}")
+            learned = prepare.prepare(order, root / f"bpe{number}").tokenizer
+            alone = [len(learned.encode(one)) == len(one) for one in own]
+            count.that(alone == [text == lowest for text in texts], f"the tokenizer of {number} documents joins the bytes of {alone}")
     return count.measured()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,9 @@ from alpha.errors import RankError
 from alpha.gates.contracts.ranks.memory import measured
 
 SIZE = 5
+ROOM = 1023
+"""Bytes that the op and the text of an error have together."""
+
 Found = tuple[list[str], int]
 
 
@@ -67,9 +71,10 @@ def words(rng: np.random.Generator) -> Measured:
             control.serve(r, n, n % 2 == 0)
             own |= {"served": n, "frozen": n % 2 == 0}
         elif i > calls // 2:
-            failure = Failure(r, n % SIZE, "all_reduce"[: n % 11], n % 5 - 1, n, f"text {i} ä"[: n % 12])
+            text = f"text {i} ä"[: n % 12] if i % 2 else "x" * (990 + n % 99)  # what finds no room beside the op is cut
+            failure = Failure(r, n % SIZE, "all_reduce"[: n % 11], n % 5 - 1, n, text)
             control.fail(failure)
-            errors.setdefault(r, failure)
+            errors.setdefault(r, replace(failure, text=text[: ROOM - len(failure.op)]))
         for rank, told in enumerate(model):
             found = {name: getattr(control, name)(rank) for name in none}
             late = found["heartbeat"] - told["heartbeat"]

@@ -23,9 +23,10 @@ from alpha.gates.contracts.ranks.members import members
 from alpha.gates.contracts.ranks.support import Case, Found, hash_of, measured
 
 
-def at_patience(world: World, seed: int, announced: bool) -> Found:
-    """A rank takes far longer than the deadline: it said so, or it gets on. The others wait."""
-    if world.rank == seed % world.size:
+def at_patience(world: World, seed: int, announced: bool, chain: bool) -> Found:
+    """A rank takes far longer than the deadline: it said so, or it gets on. The others wait for it, in a `chain` one behind the other."""
+    behind = (seed - world.rank) % world.size
+    if behind == 0:
         if announced:
             with world.patient(20.0):
                 time.sleep(1.2)
@@ -33,15 +34,23 @@ def at_patience(world: World, seed: int, announced: bool) -> Found:
             for _ in range(12):
                 time.sleep(0.1)
                 world.advance()
-    collectives.barrier(world.group(WORLD))
-    return [], 1
+    group, x = world.group(WORLD), np.zeros(3, np.float32)
+    if not chain:
+        collectives.barrier(group)
+        return [], 1
+    if behind:
+        collectives.receive(group, x, source=(group.index + 1) % group.size)
+    if behind + 1 < group.size:
+        collectives.send(group, x + 1, to=(group.index - 1) % group.size)
+    return [] if (x == behind).all() else [f"{x} came, expected {behind}"], 1
 
 
 def _waited(rng: np.random.Generator) -> Measured:
-    """Two jobs: after a long collective of a job, its next ones may take as long."""
+    """Jobs of their own: after a long collective of a job, its next ones may take as long."""
     seed = seed_of(rng)
     short = replace(SHORT, stall=0.3)
-    return sound([partial(members().run, at_patience, 3, seed, announced, deadlines=short) for announced in (True, False)])
+    return sound([partial(members().run, at_patience, 3, seed, announced, chain, deadlines=short)
+                  for announced in (True, False) for chain in (False, True)])
 
 
 def at_loss(world: World, what: str, victim: int) -> None:
