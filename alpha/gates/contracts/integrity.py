@@ -50,12 +50,16 @@ def damaged_files(rng: np.random.Generator) -> Measured:
             count.refuses(CorruptError, lambda: load(path), f"{more!r} at byte {at} of a manifest")
         (path / folders.MANIFEST).write_bytes(text)
         load(path)
-        for file in sorted(path.glob(f"*{ranges.STATE}")):  # the last block, which is shorter
-            raw = file.read_bytes()
-            count.that(len(raw) > 4096 and len(raw) % 4096 != 0, f"{file.name} of {len(raw)} bytes has no block that is shorter")
-            file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-            count.refuses(CorruptError, lambda: folders.inspect(path), f"the end of {file.name}")
-            file.write_bytes(raw)
+        short = 0
+        for block in (256, 320, 448):
+            cut = saved_by(path.parent / f"{block}", 5, before, 2, block)
+            for file in sorted(cut.glob(f"*{ranges.STATE}")):
+                raw = file.read_bytes()
+                short += len(raw) > block and len(raw) % block != 0
+                file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+                count.refuses(CorruptError, lambda cut=cut: folders.inspect(cut), f"the end of {file.name} in blocks of {block}")  # type: ignore[misc]
+                file.write_bytes(raw)
+        count.that(short > 0, "no file ends in a shorter block")
         moved = path.with_name("step-00000006")
         os.rename(path, moved)
         count.refuses(CorruptError, lambda: load(moved), "folder renamed to another step")
