@@ -1,5 +1,5 @@
 # make train    set up, then train the demo on the Python standard library's source
-# make test     set up, then gates of what is stale and of a random tenth of the rest; of other tests a random fifth where all of them
+# make test     set up, then gates of what is stale and of a random tenth of the rest; of other tests a random tenth where all of them
 #               passed on this very tree (baselines/tests.json), else all
 # make test-all set up, then all tests and all gates; of planted faults a draw, as in `make test`
 # make catches  set up, then every planted fault and freshly seeded mutants, which takes hours: alpha gate catches --all

@@ -2,7 +2,7 @@
 
 A suite asks for the fixture `measured` with the marker `gate("parity")`; it is run once per component that owes the gate. By default
 what is stale runs, and a random tenth of the rest; `--all` runs every gate, `--stale` what is stale only. Where the whole suite passed on
-this very tree, a random fifth of all other tests runs (whole_pass.py). All draws have one seed: that of the commit's files, so that a
+this very tree, a random tenth of all other tests runs (whole_pass.py). All draws have one seed: that of the commit's files, so that a
 commit has one verdict, or `--seed`. It is printed. Records go to the local evidence (`--evidence local`), to that of the repository
 (`ship`) or nowhere (`none`).
 
@@ -212,7 +212,7 @@ def alone(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where a fifth is drawn the others go, and what is left is put in order."""
+    """Where a tenth is drawn the others go, and what is left is put in order."""
     _draw(config, items)
     put_in_order(config, items)
 

@@ -1,12 +1,12 @@
-"""A whole pass: baselines/tests.json says on which tree the whole suite passed, and there a session draws a fifth of it. Floor 7.
+"""A whole pass: baselines/tests.json says on which tree the whole suite passed, and there a session draws a tenth of it. Floor 7.
 
 The tree is told by one digest of all its files, with or without git: what .gitignore names is none of them, nor is the file itself.
 Beside it stand the class of the CPU, Python's and NumPy's versions, and what came of that session. Where one of them differs, or the file
 is damaged, everything runs and the session says why. A command that chooses (paths, `-k`, `-m`, `--all`) gets what it chose.
 
 Tests of gates are not drawn here: evidence decides about them. Tests that did not run in the whole pass, and those marked h100, always
-run. `pytest suites --stamp` draws no test and writes the file. It is no seal: whoever writes it by hand skips four tests in five. Each
-commit draws another fifth, and `make test-all` asks no file.
+run. `pytest suites --stamp` draws no test and writes the file. It is no seal: whoever writes it by hand skips nine tests in ten. Each
+commit draws another tenth, and `make test-all` asks no file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from alpha.registry.machine import machine_class
 from alpha.resources import ROOT
 
 NAME = "baselines/tests.json"
-FIFTH = 5
+TENTH = 10
 HIDDEN = (".ci", ".github", ".gitignore", ".pytest.ini", ".pytest.toml")
 """At the top of a checkout the tree is what is not hidden, and these: other hidden files there are those of tools and of their users."""
 
@@ -193,7 +193,7 @@ def chosen(config: Any, root: Path) -> str:
 
 def is_drawn(test: str, seed: int) -> bool:
     """Whether a seed draws a test: by the two alone, so that all workers agree."""
-    return random.Random(f"{seed} {test}").randrange(FIFTH) == 0
+    return random.Random(f"{seed} {test}").randrange(TENTH) == 0
 
 
 class Suite:
@@ -219,7 +219,7 @@ class Suite:
         return cls(WholePass(**plain) if plain is not None else None)
 
     def draws(self, tests: int) -> bool:
-        """Whether a fifth is drawn of so many tests: of as many as the whole pass had."""
+        """Whether a tenth is drawn of so many tests: of as many as the whole pass had."""
         return self.passed is not None and tests == self.passed.tests
 
     def left_out(self, tests: Collection[str], always: Collection[str], seed: int) -> set[str]:
