@@ -66,8 +66,10 @@ def _of_the_limit(error: BaseException | None, limit: int) -> str:
             return str(error.filename or error.strerror)
         if isinstance(error, ImportError) and os.strerror(errno.EMFILE) in str(error):  # of a library, which the loader opens
             return str(error.path or error.name or error)
-        if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error) and limit < FEW:  # SQLite does not say why
-            return str(error)
+        unsaid = isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error)
+        unsaid |= isinstance(error, FileNotFoundError) and "temporary directory" in str(error)  # tempfile tries some, and says no more
+        if unsaid and limit < FEW:
+            return str(error.strerror if isinstance(error, OSError) else error)
         error = error.__cause__ or error.__context__
     return ""
 

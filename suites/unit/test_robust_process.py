@@ -81,10 +81,13 @@ def test_every_error_of_the_limit_on_open_files_is_told_as_such(monkeypatch: pyt
         assert (told.value.what, told.value.came) == ("this process may open no more files", f"{named}, with a limit of {limit}")
     closed = sqlite3.OperationalError("unable to open database file")  # without a reason: it is the limit only where that is very low
     monkeypatch.setattr(resource, "getrlimit", lambda which: (13, 13))
-    with pytest.raises(MachineError, match="database file, with a limit of 13"), enough_files():
-        raise closed
+    none = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    for error, named in ((closed, "database file"), (none, "['/tmp']")):
+        with pytest.raises(MachineError) as told, enough_files():
+            raise error
+        assert told.value.came.endswith(f"{named}, with a limit of 13")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
-    for error in (closed, other, OSError(errno.ENFILE, "of all processes"), ImportError("no module")):
+    for error in (closed, none, other, OSError(errno.ENFILE, "of all processes"), ImportError("no module")):
         with pytest.raises(type(error)) as same, enough_files():
             raise error
         assert same.value is error
