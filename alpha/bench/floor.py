@@ -23,7 +23,7 @@ from rich.table import Table
 
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.bench.peer import Peer
-from alpha.bench.step import ENDLESS, WARM_SECONDS, Ours, RandomTokens, until_still
+from alpha.bench.step import ENDLESS, WARM_SECONDS, Ours, RandomTokens, ids_of, until_still
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime.memory import Span, upload
@@ -284,7 +284,7 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, command: lis
     theirs; `command`: what serves instead of it; `report` is told what is going on. MachineError where NVML counts no joules."""
     began = time.monotonic()
     asked, cfg = cfg, replace(cfg, train=replace(cfg.train, profile=0, verify=0, steps=ENDLESS))
-    vocab = 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
+    vocab = ids_of(cfg)
     program = program_for(asked, vocab, catalogue, threads_for(cfg))
     gpu = Clocks.open()
     gpu.joules()  # no figure without them, so they are asked for before anything is built

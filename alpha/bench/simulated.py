@@ -22,13 +22,13 @@ from rich.table import Table
 from alpha import config
 from alpha.backends.cuda.kernels import collectives
 from alpha.bench.floor import MEMORY, kind_of
-from alpha.bench.step import OURS
+from alpha.bench.step import OURS, ids_of
 from alpha.bench.step_ranks import EACH, of_gpus
 from alpha.config import Config
 from alpha.errors import InputError
 from alpha.graph.plan import Launch, Program
 from alpha.profile.recorder import shape_text
-from alpha.profile.simulate import Cost, Timeline, simulate
+from alpha.profile.simulate import Cost, RankTime, Timeline, simulate
 from alpha.registry.gpu import GpuClass, gpu_class
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
@@ -58,15 +58,19 @@ class Result:
         return self.one / self.many.ns
 
     @property
+    def worst(self) -> RankTime:
+        """The rank that waits most for collectives."""
+        return max(self.many.ranks, key=lambda rank: rank.exposed)
+
+    @property
     def exposed(self) -> float:
-        """Share of the step in which the rank that waits most waits for collectives."""
-        return max(rank.exposed for rank in self.many.ranks) / self.many.ns
+        """Share of the step in which that rank waits."""
+        return self.worst.exposed / self.many.ns
 
     @property
     def waits(self) -> list[tuple[str, str, float]]:
         """(unit, op, ns) of that rank's exposures, the longest first."""
-        worst = max(self.many.ranks, key=lambda rank: rank.exposed)
-        return sorted(((*at, ns) for at, ns in worst.waits.items()), key=lambda x: -x[2])
+        return sorted(((*at, ns) for at, ns in self.worst.waits.items()), key=lambda x: -x[2])
 
     def plain(self) -> dict[str, Any]:
         """What a program reads."""
@@ -141,7 +145,7 @@ def _parsed(text: str) -> Config:
 def _program(text: str, ranks: int) -> Program:
     """The Program of a run file's text on so many GPUs."""
     cfg = _parsed(text)
-    return program_for(of_gpus(cfg, ranks), 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab, catalogue(), 1, ranks)
+    return program_for(of_gpus(cfg, ranks), ids_of(cfg), catalogue(), 1, ranks)
 
 
 def _alike(record: Record, cfg: Config) -> bool:
@@ -239,7 +243,7 @@ def recorded(records: Sequence[Record]) -> list[Line]:
     found = []
     for r in _subjects(records, "ranks-"):
         rows, gpus, cfg = r["ranks"]["rows"], r["ranks"]["gpus"], _config(r)
-        own = {(x["gpus"], x["name"] == EACH): x for x in rows if x["library"] == "ours" and x["ns"] is not None}
+        own = {(x["gpus"], x["name"] == EACH): x for x in rows if x["library"] == OURS and x["ns"] is not None}
         many, one, each = own.get((gpus, False)), own.get((1, False)), own.get((gpus, True))
         if many is not None and one is not None:
             given, blind = (predict(cfg, gpus, records, r["machine"], of) for of in (one["ns"], None))
@@ -253,8 +257,7 @@ def recorded(records: Sequence[Record]) -> list[Line]:
 
 def show(result: Result, console: Console) -> None:
     """A prediction, and its largest exposures."""
-    many, gpus = result.many, result.gpus
-    worst = max(many.ranks, key=lambda rank: rank.exposed)
+    many, gpus, worst = result.many, result.gpus, result.worst
     console.print(f"[bold]{result.run}[/]  on {gpus} GPU{'s' * (gpus > 1)}, {result.machine}: simulated, nothing was measured here")
     console.print(f"a step: {result.one / 1e6:,.2f} ms on one GPU, {many.ns / 1e6:,.2f} ms on {gpus}; "
                   f"{result.tokens / many.ns * 1e9:,.0f} tokens/s; efficiency {result.efficiency:.3f}")

@@ -329,6 +329,11 @@ def unsupported(cfg: Config) -> str:
     return ", ".join(f"{name} = {getattr(getattr(cfg, name.split('.')[0]), name.split('.')[1])}" for name, yes in wants if yes)
 
 
+def ids_of(cfg: Config) -> int:
+    """How many ids a step's tokens are drawn from: those of the run's tokenizer, by its run file alone."""
+    return 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
+
+
 def sizes_of(cfg: Config, program: Program) -> dict[str, Any]:
     """What PeerModel is made from."""
     m, o, layout = cfg.model, cfg.optim, program.states["param"]
@@ -349,7 +354,7 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
     serves instead of PyTorch; `report` is told what is going on."""
     began = time.monotonic()
     asked, cfg = cfg, replace(cfg, train=replace(cfg.train, profile=0, steps=ENDLESS))
-    vocab = 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
+    vocab = ids_of(cfg)
     flops, on_gpu = flops_for(cfg, vocab), cfg.machine.backend == "cuda"
     program = program_for(asked, vocab, catalogue, threads_for(cfg))  # with the run's own learning rates; past them the last one
     sampler, gpu = RandomTokens(cfg, vocab), Clocks.open() if on_gpu else None

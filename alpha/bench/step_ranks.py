@@ -43,6 +43,7 @@ from alpha.bench.step import (
     WARM_SECONDS,
     DoesNotFit,
     RandomTokens,
+    ids_of,
     sizes_of,
     unsupported,
 )
@@ -194,7 +195,7 @@ class Session:
         self.rounds, self.steps, self.report, self.folder = rounds, steps, report, folder
         self.began = time.monotonic()
         self.deadline = None if budget is None else self.began + budget
-        self.vocab = 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
+        self.vocab = ids_of(cfg)
         self.on_gpu = cfg.machine.backend == "cuda"
         self.tokens = cfg.train.batch * cfg.data.sequence
         self.members = members or [sys.executable, "-c", _FROM.format("step_member"), str(ROOT)]

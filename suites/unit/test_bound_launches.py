@@ -102,12 +102,11 @@ def taken(program: Program) -> dict[str, set[tuple[int, int]]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize(("ranks", "zero"), [(1, 0), (2, 0), (2, 1), (4, 0), (4, 1)])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_binder_takes_the_scratch_that_was_planned(family: str, zero: int, ranks: int) -> None:
     name = {"gpt": "gpt2-124m", "llama": "llama-1b"}[family]
-    cfg = config.load(CONFIGS / f"{name}.toml", [*SMALL, f"train.zero={zero if ranks > 1 else 0}",
+    cfg = config.load(CONFIGS / f"{name}.toml", [*SMALL, f"train.zero={zero}",
                                                  *(("model.kv_heads=2", "model.hidden=256") if family == "llama" else ())])
     found = taken(program_for(cfg, 512, catalogue(), 1, ranks=ranks))
     assert {k: sorted(v) for k, v in found.items() if any(a != b for a, b in v)} == {}
