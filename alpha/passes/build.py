@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 from alpha.component import Catalogue
@@ -33,7 +34,7 @@ from alpha.passes.expand import expand
 from alpha.passes.fuse import fuse
 from alpha.passes.memory import layout as lay_out
 from alpha.passes.recompute import recompute
-from alpha.passes.schedule import ROOMY, schedule
+from alpha.passes.schedule import HIDES, ROOMY, schedule
 from alpha.passes.select import select
 from alpha.types import ITEMSIZE
 
@@ -202,7 +203,7 @@ def lower(graph: Graph, catalogue: Catalogue, backend: str, threads: int, states
     graph = verify(prune(expand(graph, catalogue, backend)), "expand")
     if fused:
         graph = verify(prune(fuse(graph, catalogue, backend)), "fuse")
-    graph = verify(schedule(graph, ROOMY.get(backend, ())), "schedule")
+    graph = verify(schedule(graph, ROOMY.get(backend, ()), HIDES.get(backend, inf)), "schedule")
     chosen = select(graph, catalogue, backend)
     return lay_out(graph, chosen, threads, {k: s.size * ITEMSIZE[s.dtype] for k, s in states.items()})
 

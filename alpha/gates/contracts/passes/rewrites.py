@@ -141,6 +141,50 @@ def _schedule_beside_room(rng: np.random.Generator) -> Measured:
     return yes(not wrong and moved > 20, f"{wrong} out of place, {moved} moved", cases=cases)
 
 
+def _schedule_late(rng: np.random.Generator) -> Measured:
+    """What runs beside compute goes as late as it may: by a queue in which each takes its bytes times what a byte takes, none ends behind
+    both where it is needed and where it would end had all gone as early as they can. And none could begin at its next place alone."""
+    wrong = cases = moved = 0
+    for trial in range(240):
+        n = int(rng.integers(2, 10))
+        graph = drawn_streams(rng).graph if trial % 2 else exchanges(n, ready=tuple(int(k) for k in rng.integers(0, n, n)),
+                                                                       groups=int(rng.integers(1, 3)), gathers=int(rng.integers(4))).graph
+        before = schedule(graph).nodes
+        roomy = {str(x) for x in rng.choice(sorted({x.op for x in before}), 2)}
+        compute, beside = ([x for x in before if x.stream == s] for s in (COMPUTE, COMM))
+        if not beside:
+            continue
+        at = np.cumsum([0, *(table()[x.op].flops([v.type for v in x.inputs], x.attrs) for x in compute)])
+        moves = [max(4 * sum(v.type.size for v in vs) for vs in (x.inputs, x.outputs)) for x in beside]
+        took = float(at[-1] / sum(moves) * 10 ** rng.uniform(-1.5, 0.5)) * np.array(moves)
+        rooms = [i for i, x in enumerate(compute) if x.op in roomy]
+        needed = [next((i for i, x in enumerate(compute) if any(v.producer in beside[k:] for v in x.inputs)), len(compute))
+                  for k in range(len(beside))]
+
+        def places(nodes: list[Node], beside: list[Node] = beside) -> list[int]:
+            return [sum(x.stream == COMPUTE for x in nodes[: nodes.index(b)]) for b in beside]
+
+        def ends(places: list[int], at: np.ndarray = at, took: np.ndarray = took) -> np.ndarray:
+            found, free = [], 0.0
+            for place, ns in zip(places, took, strict=True):
+                free = max(free, float(at[place])) + float(ns)
+                found.append(free)
+            return np.array(found)
+
+        early = places(schedule(graph, roomy).nodes)
+        late = places(verify(schedule(graph, roomy, took[0] / moves[0]), "schedule").nodes)
+        least = 1e-9 * float(at[-1] + took.sum())
+        most = np.maximum(at[needed], ends(early)) + least
+        wrong += bool((ends(late) > most).any()) + (sorted(late) != late) + any(x < y for x, y in zip(late, early, strict=True))
+        for k, place in enumerate(late):
+            after = next((i for i in rooms if place < i < needed[k] and i <= [*late, len(compute)][k + 1]), None)
+            if after is not None and ends(late)[k] - took[k] < at[after] - least:
+                wrong += bool((ends([*late[:k], after, *late[k + 1 :]]) <= most).all())
+        moved += early != late
+        cases += 1
+    return yes(not wrong and moved > 10, f"{wrong} of {cases} out of place, {moved} moved", cases=cases)
+
+
 def _exchanges_kept(rng: np.random.Generator) -> Measured:
     """What acts on other ranks is neither pruned, nor computed twice by recompute, though nothing reads it or it is a block's."""
     t = exchanges(2, phase="forward")
@@ -386,6 +430,7 @@ CASES: Cases = {
                   "determinism": HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*both(_schedule), *[(f"prompt-{n}", c) for n, c in both(_schedule_prompt)],
                                  ("groups", _schedule_keeps_groups), ("groups-drawn", _schedule_keeps_drawn),
-                                 ("beside-room", _schedule_beside_room), ("leaves", of_settings.prompt_leaves)],
+                                 ("beside-room", _schedule_beside_room), ("late", _schedule_late),
+                                 ("leaves", of_settings.prompt_leaves)],
                       "determinism": HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
 }

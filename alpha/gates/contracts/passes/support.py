@@ -29,10 +29,11 @@ def _plan_hash_elsewhere(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(here != there), bound=0.0, digest=digest, note="graph and plan hashes")
 
 
-def exchanges(count: int, ready: tuple[int, ...] = (), phase: str = "reduce", groups: int = 1) -> Tracer:
+def exchanges(count: int, ready: tuple[int, ...] = (), phase: str = "reduce", groups: int = 1,
+              gathers: int = 0) -> Tracer:
     """A chain of matrix products, and `count` sums over a group of two ranks of some of them, on the stream beside compute, in `phase`.
     Outputs: the last product, and the mean of each sum. `ready`: after which product each can begin (default: one after the other);
-    `groups`: how many take turns."""
+    `groups`: how many take turns; `gathers`: if it is k, every k-th gathers, and makes more than is handed in."""
     t = Tracer("exchanges")
     x, values = t.input("x", (8, 8), "f32"), []
     for _ in range(count + 2):
@@ -44,7 +45,9 @@ def exchanges(count: int, ready: tuple[int, ...] = (), phase: str = "reduce", gr
             t.phase = phase
             taken = t.reshape(values[at], shape=(64,))
             t.stream = COMM
-            total = t.all_reduce(taken, group=("dp", "tp")[i % groups], size=2, reduce="sum")
+            group = ("dp", "tp")[i % groups]
+            gathered = gathers and i % gathers == 0
+            total = t.all_gather(taken, group=group, size=2) if gathered else t.all_reduce(taken, group=group, size=2, reduce="sum")
             t.phase, t.stream = "forward", COMPUTE
             t.output(f"mean.{i}", t.mean(total, axis=(0,), keepdims=False))
     return t
