@@ -1,4 +1,4 @@
-"""Sums among GPUs go late in the backward, in one row: links that carry nothing for 50 ms sleep. So the schedule of a real run file says."""
+"""Sums among GPUs go late in the backward, in one row: links that carry nothing for 50 ms sleep."""
 
 from __future__ import annotations
 
