@@ -38,7 +38,8 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     rates = Table.of(rng.random(24))
-    for name, grad, loss, step in (("three-four-five", [3.0, 100.0, 4.0, 0.0], 2.0, 8), ("not-finite", [3.0, 0.0, 4.0, 0.0], np.inf, 3)):
+    for name, grad, loss, step in (("three-four-five", [3.0, 100.0, 4.0, 0.0], 2.0, 8), ("not-finite", [3.0, 0.0, 4.0, 0.0], np.inf, 3),
+                                   ("overflows", [3e25, 0.0, -4e25, 0.0], 2.0, 9)):
         yield Sample(name=name, inputs=(np.array(grad), np.array(4.0), np.array(loss), np.array(step, np.int32)),
                      attrs={"segments": ((0, 1), (2, 2)), "max_norm": 0.0, "rates": rates})
 
@@ -51,7 +52,7 @@ def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
     norm = row("global_norm").oracle(grad, segments=attrs["segments"])[0]
     coefficient, mean_norm = row("clip_coefficient").oracle(norm, count, max_norm=attrs["max_norm"])
     norm_off = of("global_norm", (grad,), segments=attrs["segments"])[0]
-    relative = float(norm_off) / float(norm) if norm else 0.0  # both quotients of the norm carry its error
+    relative = float(norm_off) / float(norm) if 0 < norm < np.inf else 0.0  # both quotients of the norm carry its error
     clip = of("clip_coefficient", (norm, count), max_norm=attrs["max_norm"])
     mean_off, coefficient_off = (relative + 1) * np.abs(mean_norm), relative * np.abs(coefficient)
     return norm_off, clip[1] + mean_off, clip[0] + coefficient_off, 0.0, 0.0, 0.0, 0.0

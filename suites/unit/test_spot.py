@@ -17,7 +17,7 @@ from alpha.component import Catalogue
 from alpha.config import from_tables
 from alpha.graph import cuts
 from alpha.graph.cuts import CUTS, drawn, runs
-from alpha.graph.plan import Plan, Program, Ref
+from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.ops.numerics import round_to
 from alpha.ops.table import row, table
 from alpha.optim.init import fill_initial
@@ -99,10 +99,10 @@ def test_squares_of_segments_are_those_of_their_elements(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e9, 0.0])
 def test_the_norm_of_a_gradient_is_that_of_its_roots(max_norm: float) -> None:
-    """Every result of the update's numbers, from one element a segment; NaN and infinity reach it."""
+    """Every result of the update's numbers, from one element a segment; NaN, infinity and squares beyond float32 reach it."""
     rng, rates = np.random.default_rng(1), Table.of(np.linspace(1e-3, 1e-4, 30))
     attrs: Attrs = {"segments": SEGMENTS, "max_norm": max_norm, "rates": rates}
-    for bad in (0.0, np.nan, np.inf):
+    for bad in (0.0, np.nan, np.inf, 1e25):
         grad = rng.standard_normal(20_000)
         grad[2200] += bad
         ins = grad, np.array(2048.0), np.array(7000.25), np.array(5, np.int32)
@@ -129,18 +129,24 @@ def test_what_the_smaller_norm_is_allowed_is_what_the_row_allows() -> None:
         assert float(whole) <= (float(less) + apart * abs(float(w))) * (1 + 1e-9) <= float(whole) * 1.1 + 8 * abs(float(w))
 
 
-@pytest.mark.parametrize("result", [None, *range(7)])
-def test_a_wrong_number_of_an_update_is_seen(result: int | None) -> None:
-    """Of a GPU's update, which reads the whole gradient: off by a thousandth, or by one."""
+def update_of_a_gpu(rng: np.random.Generator) -> tuple[Launch, dict[Ref, np.ndarray]]:
+    """The launch that reads the whole gradient for an update's numbers, and operands of it."""
     tables = {"run": {"name": "spots"}, "model": {"family": "gpt", "layers": 1, "width": 64, "heads": 1}, "machine": {"backend": "cuda"},
               "data": {"tokenizer": "bpe", "vocab": 512, "sequence": 128}, "optim": {"lr": 1e-3},
               "train": {"steps": 4, "batch": 4, "precision": "bf16"}}
     plan = program_for(from_tables(tables), 512, catalogue(), 1).plans["update"]
     launch = next(x for x in plan.launches if x.op == "update_scalars")
-    rng = np.random.default_rng(4)
     made = {ref: rng.standard_normal(ref.type.shape).astype(np.float32) for ref in launch.ins}
     made[launch.ins[1]], made[launch.ins[2]] = np.array(2048, np.float32), np.array(7000.25, np.float32)
     made[launch.ins[3]] = np.array(2, np.int32)
+    return launch, made
+
+
+@pytest.mark.parametrize("result", [None, *range(7)])
+def test_a_wrong_number_of_an_update_is_seen(result: int | None) -> None:
+    """Of a GPU's update, which reads the whole gradient: off by a thousandth, or by one."""
+    rng = np.random.default_rng(4)
+    launch, made = update_of_a_gpu(rng)
     spot = Spot(launch, made.__getitem__, rng)
     results = row("update_scalars").oracle(*(made[ref].astype(np.float64 if ref.type.is_float else np.int32) for ref in launch.ins),
                                            **launch.attrs)
@@ -151,6 +157,20 @@ def test_a_wrong_number_of_an_update_is_seen(result: int | None) -> None:
     look, = spot.looks(made.__getitem__)
     assert (look.ratio <= 1) == (result is None) and look.how == "whole"
     assert result is None or row("update_scalars").outputs[result] in look.place
+
+
+@pytest.mark.parametrize("large", [1e15, 1e25, -3e38, np.inf, np.nan])
+def test_a_gradient_whose_squares_overflow_accuses_nobody(large: float) -> None:
+    """Kernels add squares in float32: such a step is not finite, and no memory is wrong."""
+    launch, made = update_of_a_gpu(np.random.default_rng(7))
+    made[launch.ins[0]][2200] = large
+    spot = Spot(launch, made.__getitem__, np.random.default_rng(3))
+    with np.errstate(all="ignore"):
+        results = row("update_scalars").oracle(*(made[ref] for ref in launch.ins), **launch.attrs)
+    made |= {ref: np.asarray(y, np.float32 if ref.type.is_float else np.int32) for ref, y in zip(launch.outs, results, strict=True)}
+    look, = spot.looks(made.__getitem__)
+    assert look.ratio <= 1, look
+    assert int(made[launch.outs[3]]) == (large == 1e15)
 
 
 def _from_2_16(outs: list[np.ndarray], calls: int) -> None:
