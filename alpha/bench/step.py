@@ -179,8 +179,12 @@ class Ours:
         return {t.name: flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size].reshape(t.shape).copy() for t in layout.tensors}
 
     def taken(self, places: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
-        """Name -> these elements of a parameter, float32, as they are now."""
-        layout, flat = self.loop.program.states["param"], self.executor.look("param")
+        """Name -> these elements of a parameter, float32, as they are now; NaN for those of another rank's cut."""
+        layout, flat, ranks = self.loop.program.states["param"], self.executor.look("param"), self.loop.ranks
+        if "param" in self.loop.program.sharded:
+            own, flat = flat, np.full(layout.size, np.nan, np.float32)
+            for local, lo, hi in layout.shard(ranks.size).cuts(ranks.rank):
+                flat[lo:hi] = own[local : local + hi - lo]
         return {t.name: agreement.taken(flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size], places[t.name])
                 for t in layout.tensors}
 

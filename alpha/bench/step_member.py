@@ -73,11 +73,10 @@ class Member:
         return [{"loss": r.loss, "norm": r.norm, "lr": r.lr} for r in self.ours.take(steps)]
 
     def taken(self, places: Mapping[str, tuple[int, int]], folder: str) -> str:
-        """The file of these elements of the parameters, as they are now. Called by every rank; one writes it."""
-        found = self.ours.taken(places)
-        if self.ours.loop.ranks.first:
-            np.savez(f"{folder}/taken-ours.npz", **found)  # type: ignore[arg-type]
-        return f"{folder}/taken-ours.npz"
+        """The file of these elements of the parameters, as they are now; NaN for those that another rank holds."""
+        path = f"{folder}/taken-ours-{self.ours.loop.ranks.rank}.npz"
+        np.savez(path, **self.ours.taken(places))  # type: ignore[arg-type]
+        return path
 
     def block(self, steps: int) -> dict[str, Any]:
         """Steps in a row: `ns` of one, `tokens` that the device counted in the last one, and what all but that spent in collectives."""

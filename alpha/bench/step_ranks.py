@@ -239,8 +239,8 @@ class Session:
             if gpus not in self.first:
                 self.first[gpus] = team.ask("take", steps=CHECKED, patience=self.patience())[0]
                 if self.wanted:
-                    self.after[gpus] = _read(team.ask("taken", places=self.places, folder=str(self.folder), patience=self.patience(),
-                                                       most=gpus)[0])
+                    self.after[gpus] = _read(*team.ask("taken", places=self.places, folder=str(self.folder), patience=self.patience(),
+                                                       most=gpus))
                 sampler = RandomTokens(cfg, self.vocab)
                 for i in range(CHECKED):
                     np.save(self._file(gpus, i), sampler.rows(i))
@@ -621,10 +621,14 @@ def _ours(gpus: int) -> str:
     return f"{OURS}, {gpus} GPU{'s' * (gpus > 1)}"
 
 
-def _read(path: str) -> dict[str, np.ndarray]:
-    """What a rank took of its parameters."""
-    with np.load(path) as file:
-        return dict(file)
+def _read(*paths: str) -> dict[str, np.ndarray]:
+    """What ranks took of their parameters: where one has NaN, another holds the element."""
+    found: dict[str, np.ndarray] = {}
+    for path in paths:
+        with np.load(path) as file:
+            found |= {name: np.where(np.isnan(before), file[name], before) if (before := found.get(name)) is not None else file[name]
+                      for name in file}
+    return found
 
 
 def _brief(error: Exception) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from emulated_peers import shared_file
 from made_bench import MadeClocks, calm, pytorch, tiny
@@ -259,20 +260,23 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--nproc is too small" in capsys.readouterr().err
 
 
-def test_emulated_gpus_stamp_their_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours as it runs on GPUs, one and two: steps that ranks compare, tokens that devices count, exposure by the devices' stamps."""
+@pytest.mark.parametrize("zero", [0, 1])
+def test_emulated_gpus_stamp_their_collectives(zero: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours as it runs on GPUs, one and two: steps that ranks compare, tokens that devices count, exposure by the devices' stamps. What is
+    taken of the parameters is of all of them, though a rank holds its cut alone, and moves as far as those of one GPU."""
     clocks = MadeClocks()
     monkeypatch.setattr(step_ranks.Clocks, "open", staticmethod(lambda index=0: clocks))
     members = [sys.executable, str(ROOT / "suites" / "support" / "emulated_member.py"), str(shared_file(tmp_path, 2))]
     cfg = tiny(tmp_path, "cuda")
-    cfg = replace(cfg, train=replace(cfg.train, verify=2))  # whose launches run in line, without stamps of their own
+    cfg = replace(cfg, train=replace(cfg.train, verify=2, zero=zero))  # whose launches run in line, without stamps of their own
     read, taken = step_ranks._read, list[dict[str, Any]]()
-    monkeypatch.setattr(step_ranks, "_read", lambda path: taken.append(read(path)) or taken[-1])
+    monkeypatch.setattr(step_ranks, "_read", lambda *paths: taken.append(read(*paths)) or taken[-1])
     result = step_ranks.bench(cfg, 2, catalogue(), "made", rounds=1, steps=5, members=members, command=commands()["command"])
     rows = by_name(result)
     one, two = taken[:2]  # of ours on one and on two, after the same number of steps from the same weights
     assert set(one) == set(two) and all(one[name].shape == two[name].shape and one[name].size for name in one)
     assert any((one[name] != two[name]).any() for name in one), "other tokens move them otherwise"
+    assert all(np.isfinite(x).all() and np.abs(x - two[name]).max() < 1e-2 for name, x in one.items()), "three steps from the same weights"
     assert not result.why and rows[OURS_1].ns > 0 and rows[OURS_2].tokens == 256, result
     assert 0 <= rows[OURS_2].exposed < 1 and not rows[OURS_2].unknown and rows[OURS_2].phase > 0
     assert rows[OURS_2].efficiency[1] > 0 and "data sheet" in result.mark
