@@ -18,12 +18,14 @@ from alpha.gates.contracts.reference import (
     BATCH,
     SCHEDULE,
     SEQ,
+    VOCAB,
     Batches,
     Reference,
     batches_of,
     both,
     hash_of,
     layout_of,
+    reference_of,
     references,
     refuses,
     yes,
@@ -34,6 +36,7 @@ from alpha.graph.plan import Launch, Program
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
 from alpha.graph.verify_program import verify_program
+from alpha.models import gpt
 from alpha.ops.numerics import round_to
 from alpha.optim.init import fill_initial
 from alpha.optim.update import adamw, sgd
@@ -253,6 +256,29 @@ def _beside(ref: Reference, rng: np.random.Generator) -> Measured:
         wrong += sorted(units) != sorted(u.name for u in program(ref.name, 2, zero).states["grad0"].units)
         cases += len(beside)
     return Measured(error=float(wrong), bound=0.0, cases=cases)
+
+
+def _late(rng: np.random.Generator) -> Measured:
+    """Sums of GPUs stand right before attention's backward: of few rows before the next one, of many, beside which all are hidden, before
+    the last. Only those that are complete behind it stand elsewhere."""
+    wrong, layers, cases = list[str](), 3, 0
+    for zero in (0, 1):
+        found = []
+        for rows in (2, 1 << 20):
+            model = reference_of("gpt", gpt.FAMILY, gpt.GPTConfig(vocab=VOCAB, positions=SEQ, layers=layers, width=16, heads=4), rows).model
+            p = build_program(name="late", model=model, optimizer=adamw(SCHEDULE), backend="cuda", catalogue=kernels_of_gpus(),
+                              precision="bf16", shape=StepShape(micro_batch=rows, seq=SEQ, shards=2),
+                              over=DataParallel(2, zero, precision="bf16", one_row=True))
+            launches = next(plan for name, plan in p.plans.items() if name.startswith("micro_last")).launches
+            roomy = [i for i, x in enumerate(launches) if x.op in ("attention_bwd", "attention_packed_bwd")]
+            sums = [i for i, x in enumerate(launches) if x.stream == COMM and i < roomy[-1]]
+            found.append([next(n for n, j in enumerate(roomy) if j > i) for i in sums])
+            wrong += [f"zero {zero}, {rows} rows: {launches[i].layer}" for i, place in zip(sums, found[-1], strict=True)
+                      if any(x.stream == COMPUTE for x in launches[i : roomy[place]])]
+            cases += len(sums)
+        if set(found[0]) != set(range(layers)) or found[1] != len(found[0]) * [layers - 1]:
+            wrong.append(f"zero {zero}: at the {found} of {layers} places")
+    return yes(not wrong, "; ".join(wrong)[:300], cases=cases)
 
 
 def _cut_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -483,7 +509,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                       *both(_broken_on_gpus, "gpus-broken-"), *both(_told_where, "told-"),
                                       *both(_beside, "beside-"), *both(_in_the_last, "last-"),
                                       *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
-                                      ("as-completed", _as_completed),
+                                      ("as-completed", _as_completed), ("late", _late),
                                       *both(_of_no_host, "host-"), ("own-settings", _own_settings)],
                            "determinism": both(_hashes), "faults": [("ranks", _refuse_ranks)]},
 }
