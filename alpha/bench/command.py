@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha import config
-from alpha.bench import data, docs, floor, kernel, record, simulated, step, step_ranks
+from alpha.bench import data, docs, floor, kernel, record, simulated, step, step_against, step_ranks
 from alpha.bench.peer import Peer
 from alpha.component import Component
 from alpha.cuda_runtime.launch import LOADED
@@ -73,7 +73,8 @@ def arguments(p: argparse.ArgumentParser) -> None:
                         "2 and no --meet: messages between two hosts on this machine, beside plain sockets")
     p.add_argument("--host", type=int, metavar="I", help="with `comm`: which of them this is, from 0; the first one prints")
     p.add_argument("--meet", default="", metavar="ADDRESS:PORT", help="with `comm`: where host 0 is met; all know the secret ALPHA_SECRET")
-    p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
+    p.add_argument("--against", metavar="TREE", help="today's kernel, or with `step` today's step, against that of another source tree or "
+                   "git revision: a verdict")
     p.add_argument("--json", type=path_argument, metavar="FILE", help="write the figures as JSON too")
     p.add_argument("--record", action="store_true", help="keep the figures under baselines/bench, from a clean commit, for docs to quote; "
                    "with --against the pinned tree: keep the verdict, so that today's code may be claimed")
@@ -176,11 +177,14 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
 def _step(args: argparse.Namespace, console: Console) -> int:
     if args.source is None:
         raise InputError("`alpha bench step` times a run file", came="none", expected="alpha bench step RUN.toml")
-    if args.against:
-        raise InputError("--against compares kernels", came="step", expected="a component id", do="leave out --against")
+    if args.against and (args.peers or args.record or args.budget):
+        raise InputError("--against compares two states of our own code", came="--peers, --record or --budget", expected="none of them",
+                         do="leave them out")
     commit = _recorded(args)
     cfg = config.load(Path(args.source), args.set)
     _runs_here(cfg)
+    if args.against:
+        return _step_against(args, cfg, console)
     if (args.nproc or 1) > 1:
         return _step_ranks(args, cfg, console, commit)
     with Printer().doing("building, checking and timing"):
@@ -194,6 +198,17 @@ def _step(args: argparse.Namespace, console: Console) -> int:
             "hardware": result.hardware, "config": cfg.resolved().splitlines(),
             "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "step": _plain(result)})
     return 1 if result.why else 0
+
+
+def _step_against(args: argparse.Namespace, cfg: config.Config, console: Console) -> int:
+    tree = against.tree_of(args.against)
+    with Printer().doing("building, checking and timing"):
+        found = step_against.compare(cfg, args.nproc or 1, tree, args.against, rounds=args.rounds or step.ROUNDS, steps=args.steps,
+                                     report=_telling())
+    step_against.show(found, console)
+    if args.json:
+        _write(args.json, {"flops": VERSION, "against": {**_plain(found), "verdict": found.verdict}})
+    return 1 if found.why or found.verdict == "slower" else 0
 
 
 def _floor(args: argparse.Namespace, console: Console) -> int:

@@ -70,6 +70,9 @@ EACH = f"{OURS}, 1 GPU on each"
 
 _FROM = "import sys; sys.path.insert(0, sys.argv[1]); from alpha.bench.{} import main; main()"
 
+EACH_TREE = _FROM.format("step_member")
+"""What a rank of ours runs, of the tree that is its argument."""
+
 Figures = tuple[float, float, float]
 _NONE: Figures = (NAN, NAN, NAN)
 
@@ -198,7 +201,7 @@ class Session:
         self.vocab = ids_of(cfg)
         self.on_gpu = cfg.machine.backend == "cuda"
         self.tokens = cfg.train.batch * cfg.data.sequence
-        self.members = members or [sys.executable, "-c", _FROM.format("step_member"), str(ROOT)]
+        self.members = members or [sys.executable, "-c", EACH_TREE, str(ROOT)]
         self.command = command or [python or "", "-c", _FROM.format("peer_ranks"), str(ROOT)]
         self.own = {_ours(1): (1, 1), _ours(gpus): (gpus, gpus), EACH: (1, gpus)}
         """Arm of ours -> its team, and how many GPUs of it."""
@@ -225,7 +228,7 @@ class Session:
         """Ours on so many GPUs, opened where it is not there. Of one there is a run on each GPU, and none knows of another."""
         if gpus not in self.teams:
             self.report(f"ours on {gpus}: building")
-            places = _environments(gpus) if gpus > 1 else _apart(self.gpus, self.on_gpu)
+            places = environments(gpus) if gpus > 1 else _apart(self.gpus, self.on_gpu)
             team = self.teams[gpus] = Team(f"ours on {gpus}", [self.members] * len(places), places, foreign=False)
             cfg = of_gpus(self.cfg, gpus)
             found = self._fitting(team, "open", text=cfg.resolved(), vocab=self.vocab)
@@ -253,7 +256,7 @@ class Session:
         """The peer's ranks, without a model."""
         if 0 not in self.teams:
             self.report("PyTorch: starting")
-            team = self.teams[0] = Team("PyTorch", [self.command] * self.gpus, _environments(self.gpus, SETTINGS), foreign=True)
+            team = self.teams[0] = Team("PyTorch", [self.command] * self.gpus, environments(self.gpus, SETTINGS), foreign=True)
             found = team.ask("join", device=self.cfg.machine.backend, threads=threads_for(self.cfg, self.gpus),
                              limit=PATIENCE, patience=self.patience())[0]
             self.peer = f"PyTorch {found['version']} on {found['on']}, {found['how']}"
@@ -660,7 +663,7 @@ def _worst(readings: Sequence[Reading]) -> Reading:
                    float(np.max([r.celsius for r in readings])))
 
 
-def _environments(ranks: int, more: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+def environments(ranks: int, more: Mapping[str, str] | None = None) -> list[dict[str, str]]:
     """Of each rank of a new job; a process that is alone has none of it."""
     own = {k: v for k, v in os.environ.items()
            if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")}
@@ -674,7 +677,7 @@ def _environments(ranks: int, more: Mapping[str, str] | None = None) -> list[dic
 
 def _apart(many: int, on_gpu: bool) -> list[dict[str, str]]:
     """Of so many processes that know nothing of each other, each with a GPU of its own."""
-    own, = _environments(1)
+    own, = environments(1)
     names = [x.strip() for x in own.get(VISIBLE, "").split(",") if x.strip()] or [str(i) for i in range(many)]
     return [{**own, VISIBLE: names[i]} if on_gpu else own for i in range(many)]
 

@@ -2,7 +2,8 @@
 
     python made_ranks.py ROOT ours|theirs JSON
 
-JSON: {"batch": sequences of one GPU, "sequence", "ns": {"1": ns, "N": ns} or {name of what is over: ns}, "defect": what goes wrong}.
+JSON: {"batch": sequences of one GPU, "sequence", "ns": {"1": ns, "N": ns} or {name of what is over: ns}, "defect": what goes wrong,
+"times": what its losses are multiplied by}.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def opened(text: str, vocab: int) -> dict[str, Any]:
 
 
 def taken(steps: int) -> list[dict[str, float]]:
-    return [{"loss": LOSSES[key()][i], "norm": NORMS[i], "lr": 1e-3} for i in range(steps)]
+    return [{"loss": LOSSES[key()][i] * MADE.get("times", 1.0), "norm": NORMS[i], "lr": 1e-3} for i in range(steps)]
 
 
 def parameters(folder: str) -> dict[str, str]:
