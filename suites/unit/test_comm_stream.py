@@ -21,7 +21,7 @@ from alpha.backends.cpu.stream import Stream
 from alpha.component import Catalogue, Component
 from alpha.errors import InputError
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, batches_of, references
-from alpha.graph.order import COMM
+from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref
 from alpha.graph.verify_program import verify_program
 from alpha.ops.table import row
@@ -76,6 +76,25 @@ def test_the_first_error_is_raised_once_and_nothing_runs_after_it(stream: Stream
     assert seen == [1, 3]
 
 
+def test_nothing_runs_behind_an_error_though_its_own_number_is_waited_for(stream: Stream) -> None:
+    """Who waits for the call that fails is told once the many behind it are over: they would run if the error were taken before."""
+    seen: list[int] = []
+    go = threading.Event()
+
+    def fail() -> None:
+        go.wait()
+        raise InputError("one")
+
+    number = stream.give(fail)
+    for i in range(20_000):
+        stream.give(lambda i=i: seen.append(i))  # type: ignore[misc]
+    threading.Timer(0.05, go.set).start()
+    with pytest.raises(InputError, match="one"):
+        stream.wait(number)
+    stream.wait()
+    assert seen == []
+
+
 def test_what_is_dropped_does_not_begin(stream: Stream) -> None:
     seen: list[int] = []
 
@@ -91,6 +110,15 @@ def test_what_is_dropped_does_not_begin(stream: Stream) -> None:
     stream.give(lambda: seen.append(2))
     stream.wait()
     assert seen == [2]
+
+
+def test_a_call_beside_compute_is_over_when_compute_has_waited_for_it() -> None:
+    """What it held is free for the very call that waits; not where another stream runs beside them, which may know of that call alone."""
+    after = [(), (0,), (), (1,), ()]
+    order = Order([COMPUTE, COMM, COMPUTE, COMPUTE, COMPUTE], after)
+    assert [order.window(i) for i in range(5)] == [(0, 0), (1, 2), (2, 2), (3, 3), (4, 4)]
+    several = Order([COMPUTE, COMM, COMPUTE, COMPUTE, "other"], after)
+    assert several.window(1) == (1, 3) and several.window(4) == (0, 5)
 
 
 class Meeting:
