@@ -463,6 +463,15 @@ def test_latency_and_bandwidth_decide() -> None:
     assert Rule(1e-6, 1e-9, 0.0, 1 << 28).choose("all_reduce", 2, 1 << 26) == "whole"
     assert [Rule(message=100).messages(n) for n in (0, 1, 100, 100.5, 250)] == [1, 1, 1, 2, 3]
     assert Rule(1e-6, 1e-9, 1e-10).limits("all_reduce", 2) == [(0, "whole"), (1 << 15, "direct")]
+
+
+def test_a_ring_is_as_slow_as_its_slowest_way() -> None:
+    """Be that inside a host or between two, by bytes or by messages: of eight members on two hosts all others are better off there."""
+    hosts = (0,) * 4 + (4,) * 4
+    for far, near in ((1e-9, 1e-8), (1e-8, 1e-9)):
+        assert Rule(0.0, far, hosts=hosts, near_inverse_bandwidth=near).choose("all_gather", 8, 1 << 26, 4) != "ring"
+    for far, near in ((1e-6, 1e-3), (1e-3, 1e-6)):
+        assert Rule(far, 0.0, hosts=hosts, near_latency=near).choose("all_gather", 8, 1 << 10, 4) != "ring"
     assert "all_reduce whole, from 32,768 bytes direct; " in Rule(1e-6, 1e-9, 1e-10).text(2)
     assert Rule().choose("all_reduce", 1, 1 << 26) == Rule().choose("barrier", 8, 0) == "direct"
 
