@@ -22,13 +22,14 @@ from alpha.component import Catalogue, Component
 from alpha.errors import InputError
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, batches_of, references
 from alpha.graph.order import COMM, COMPUTE, Order
-from alpha.graph.plan import Launch, Memory, Plan, Program, Ref
+from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
+from alpha.graph.trace import Tracer
 from alpha.graph.verify_program import verify_program
 from alpha.ops.table import row
 from alpha.optim.init import fill_initial
 from alpha.optim.update import adamw
 from alpha.parallel.data import DataParallel
-from alpha.passes.build import StepShape, build_program
+from alpha.passes.build import StepShape, build_program, lower
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
 from alpha.types import TensorType
@@ -299,6 +300,54 @@ def test_an_error_of_a_collective_ends_the_run() -> None:
 
     with pytest.raises(InputError, match="a rank is gone"):
         on_threads(2, body)
+
+
+def test_compute_does_not_run_on_what_a_collective_that_failed_did_not_give() -> None:
+    """It failed before compute came to what needs it: that does not begin, and what is behind it does not."""
+    with CpuExecutor(program(2, 1), kernels(), ThreadWorld(Meeting(2), 0, 2)) as executor:
+        stream, ran = executor._comm, list[int]()
+        assert stream is not None
+        bound = executor._bound["update"]
+
+        def fails() -> None:
+            raise InputError("a rank is gone")
+
+        def computes(index: int) -> Callable[[], None]:
+            def run() -> None:
+                while not stream.stopped and any(launch.stream == COMM for launch, _ in bound[:index]):
+                    time.sleep(0.001)
+                ran.append(index)
+            return run
+
+        bound[:] = [(x, fails if x.stream == COMM else computes(i)) for i, (x, _) in enumerate(bound)]
+        waits = next(i for i, (x, _) in enumerate(bound) if x.after and x.stream == COMPUTE)
+        with pytest.raises(InputError, match="a rank is gone"):
+            executor.run("update")
+        assert ran == [i for i, (x, _) in enumerate(bound[:waits]) if x.stream == COMPUTE]
+
+
+def test_what_gives_nothing_runs_beside_compute_too() -> None:
+    """A send alone has nobody here who waits for it: compute goes on until the plan ends."""
+    t = Tracer("sends")
+    x = t.input("x", (4,), "f32")
+    t.stream = COMM
+    t.send(x, group="dp", size=2, to=1)
+    t.stream = COMPUTE
+    t.output("y", t.scale(x, factor=2.0))
+    threads: list[str] = []
+
+    def sends(cpu: Any, ins: Any, outs: Any, attrs: Any) -> Callable[[], None]:
+        return lambda: threads.append(threading.current_thread().name)
+
+    found = Catalogue()
+    fill(found)
+    found.add(Component(id="send.threads", kind="kernel", backend="cpu", op="send", implementation=sends))
+    plan = lower(t.graph, found, "cpu", 1, {})
+    alone = Program("sends", {"sends": plan}, (Step("sends"),), {}, {"threads": 1}, others=(Role((Step("sends"),), {"sends": "sends"}),),
+                    groups={"dp": ((0, 1),)})
+    with CpuExecutor(alone, found, ThreadWorld(Meeting(2), 0, 2)) as executor:
+        assert executor.run("sends", {"x": np.ones(4, np.float32)})["y"].tolist() == [2.0] * 4
+    assert threads == ["alpha-comm"]
 
 
 def test_a_world_of_another_size_is_refused() -> None:
