@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -302,7 +302,7 @@ def test_an_error_of_a_collective_ends_the_run() -> None:
         on_threads(2, body)
 
 
-def test_compute_does_not_run_on_what_a_collective_that_failed_did_not_give() -> None:
+def test_compute_does_not_run_on_what_a_collective_that_failed_did_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
     """It failed before compute came to what needs it: that does not begin, and what is behind it does not."""
     with CpuExecutor(program(2, 1), kernels(), ThreadWorld(Meeting(2), 0, 2)) as executor:
         stream, ran = executor._comm, list[int]()
@@ -312,14 +312,14 @@ def test_compute_does_not_run_on_what_a_collective_that_failed_did_not_give() ->
         def fails() -> None:
             raise InputError("a rank is gone")
 
-        def computes(index: int) -> Callable[[], None]:
-            def run() -> None:
-                while not stream.stopped and any(launch.stream == COMM for launch, _ in bound[:index]):
-                    time.sleep(0.001)
-                ran.append(index)
-            return run
+        def give(call: Callable[[], None]) -> int:
+            number = Stream.give(stream, call)
+            while not stream.stopped:
+                time.sleep(0.001)
+            return number
 
-        bound[:] = [(x, fails if x.stream == COMM else computes(i)) for i, (x, _) in enumerate(bound)]
+        monkeypatch.setattr(stream, "give", give)
+        bound[:] = [(x, fails if x.stream == COMM else partial(ran.append, i)) for i, (x, _) in enumerate(bound)]
         waits = next(i for i, (x, _) in enumerate(bound) if x.after and x.stream == COMPUTE)
         with pytest.raises(InputError, match="a rank is gone"):
             executor.run("update")
