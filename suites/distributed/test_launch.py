@@ -323,6 +323,20 @@ def test_starting_again_has_a_limit_and_pauses(tmp_path: Path) -> None:
     assert [s[2] for s in starts] == [None, *[tmp_path] * 4]
 
 
+def test_a_start_that_told_no_run_goes_on_in_the_one_before(tmp_path: Path) -> None:
+    """A rank may be lost before the run directory is told, again and again: what the first start told, or was given, still holds."""
+    for given, told in ((None, {"path": str(tmp_path)}), (tmp_path, {})):
+        starts: list[Path | None] = []
+
+        def lose(ranks: int, number: int, resume: Path | None, at: int | None, told: dict[str, Any] = told,
+                 starts: list[Path | None] = starts) -> Ended:  # fmt: skip
+            starts.append(resume)
+            return Ended(1, "rank 1 died", True, "", told if number == 0 else {})
+
+        supervisor.supervise(lose, 2, restarts=3, fewest=2, resume=given, at=None, report=lambda text: None, sleep=lambda s: None)
+        assert starts == [given, *[tmp_path] * 3]
+
+
 def test_bad_input_is_not_tried_again() -> None:
     found = supervisor.supervise(lambda *_: Ended(2, "rank 0: no such file"), 2, restarts=3, fewest=2, resume=None, at=None,
                                  report=lambda text: pytest.fail(text))

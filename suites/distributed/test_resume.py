@@ -202,6 +202,13 @@ def test_two_runs_in_one_directory(made: tuple[Config, Dataset, dict[str, bytes]
     rundir.RunDir(tmp_path / "run").close()
 
 
+def test_the_lock_names_its_holder_whoever_held_it_before(tmp_path: Path) -> None:
+    """Numbers of processes begin anew, so the one before may have been longer: nothing of it stays."""
+    (tmp_path / ".lock").write_text("123456789012\n")
+    with rundir.RunDir(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
 def test_names_are_numbered_and_the_newest_is_found(made: tuple[Config, Dataset, dict[str, bytes], Path], tmp_path: Path) -> None:
     cfg, data, _, path = made
     cfg = config.load(path / "config.toml", [f"run.out={tmp_path}"])

@@ -77,6 +77,8 @@ def _drawn(rng: np.random.Generator) -> Iterator[tuple[str, str, tuple[np.ndarra
     loss: dict[str, Any] = {"ignore_index": -1, "z_loss": 1e-4}
     for op in ("linear_cross_entropy", "linear_cross_entropy_grad"):
         yield op, "vocabulary", (x((6, 16)), x((BEYOND, 16)), ids), {**loss, "chunk": 4}
+        # a last chunk that is too short to be shared, and taller than a panel of those before it
+        yield op, "last-chunk", (x((63, 16)), x((24, 16)), rng.integers(-1, 24, 63).astype(np.int32)), {**loss, "chunk": 32}
         yield op, "rows", (x((BEYOND, 4)), x((9, 4)), rng.integers(-1, 9, BEYOND).astype(np.int32)), {**loss, "chunk": 8192}
     for name, logits, targets in (("vocabulary", x((6, BEYOND)), ids), ("rows", tall, rng.integers(-1, 3, BEYOND).astype(np.int32))):
         yield "cross_entropy", name, (logits, targets), loss

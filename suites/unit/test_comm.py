@@ -16,11 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from alpha.comm import collectives, links, process, shm, watch
+from alpha.comm import collectives, links, process, shm, streams, watch
 from alpha.comm.agree import agree
 from alpha.comm.clock import Clocks, align
 from alpha.comm.control import Control, Failure, control_bytes
@@ -418,6 +419,31 @@ def test_the_recorder_keeps_the_last_ones() -> None:
     assert all(0 < r.created <= r.started and (not r.finished or r.started <= r.finished) for r in found)
 
 
+# -- between hosts ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slots", "late"), [(2, 1), (3, 1), (4, 2), (8, 4)])
+def test_releases_are_told_when_half_of_the_slots_are_free(slots: int, late: int) -> None:
+    """Not before, for the next message the other way may tell them; and not later, for then the sender waits for each whole way."""
+    told: list[int] = []
+
+    class Told(streams.Lane):
+        def tell(self) -> None:
+            told.append(self.back.released[0])
+            self.back.told = self.back.released[0]
+
+        def carry(self) -> bool:
+            return True
+
+    back: Any = SimpleNamespace(released=[0], told=0, slots=[b""] * slots)
+    all_: Any = SimpleNamespace(lock=threading.RLock())
+    lane = Told(all_, SimpleNamespace(), 0, SimpleNamespace(), back)  # type: ignore[arg-type]
+    for released in range(1, 3 * late + 1):
+        back.released[0] = released
+        lane.credit()
+    assert told == [late, 2 * late, 3 * late]
+
+
 # -- rule --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -455,6 +481,25 @@ def test_every_size_at_which_the_choice_changes_is_recorded() -> None:
         assert Rule().limits(op, 4) == [x for x, before in zip(chosen, [(0, ""), *chosen]) if x[1] != before[1]]
 
 
+@pytest.mark.parametrize(("op", "taken", "given", "more"), [
+    ("all_reduce", 8, 8, {}), ("reduce_scatter", 8, 2, {}), ("all_gather", 2, 8, {}), ("broadcast", 8, 8, {"root": 0})])
+def test_the_rule_is_asked_about_the_operand_and_about_who_is_together(op: str, taken: int, given: int, more: dict[str, int]) -> None:
+    """So what runs is what the text of the rule says for so many bytes, over several hosts too."""
+    asked: list[tuple[object, ...]] = []
+
+    class Asked(Exception):
+        pass
+
+    def choose(*words: object) -> str:
+        asked.append(words)
+        raise Asked
+
+    group = SimpleNamespace(size=4, index=1, together=2, rule=SimpleNamespace(choose=choose))
+    with pytest.raises(Asked):
+        getattr(collectives, op)(group, np.zeros(taken, np.float32), np.zeros(given, np.float32), **more)
+    assert asked == [(op, 4, 4 * taken, 2)]
+
+
 def test_latency_and_bandwidth_decide() -> None:
     assert Rule(1e-3, 1e-12).choose("all_reduce", 8, 1 << 16) == "halving"  # six messages in place of seven
     assert Rule(1e-6, 1e-9).choose("all_reduce", 8, 1 << 26) in ("direct", "halving")
@@ -463,6 +508,15 @@ def test_latency_and_bandwidth_decide() -> None:
     assert Rule(1e-6, 1e-9, 0.0, 1 << 28).choose("all_reduce", 2, 1 << 26) == "whole"
     assert [Rule(message=100).messages(n) for n in (0, 1, 100, 100.5, 250)] == [1, 1, 1, 2, 3]
     assert Rule(1e-6, 1e-9, 1e-10).limits("all_reduce", 2) == [(0, "whole"), (1 << 15, "direct")]
+
+
+def test_a_ring_is_as_slow_as_its_slowest_way() -> None:
+    """Be that inside a host or between two, by bytes or by messages: of eight members on two hosts all others are better off there."""
+    hosts = (0,) * 4 + (4,) * 4
+    for far, near in ((1e-9, 1e-8), (1e-8, 1e-9)):
+        assert Rule(0.0, far, hosts=hosts, near_inverse_bandwidth=near).choose("all_gather", 8, 1 << 26, 4) != "ring"
+    for far, near in ((1e-6, 1e-3), (1e-3, 1e-6)):
+        assert Rule(far, 0.0, hosts=hosts, near_latency=near).choose("all_gather", 8, 1 << 10, 4) != "ring"
     assert "all_reduce whole, from 32,768 bytes direct; " in Rule(1e-6, 1e-9, 1e-10).text(2)
     assert Rule().choose("all_reduce", 1, 1 << 26) == Rule().choose("barrier", 8, 0) == "direct"
 

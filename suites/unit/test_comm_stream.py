@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +21,15 @@ from alpha.backends.cpu.stream import Stream
 from alpha.component import Catalogue, Component
 from alpha.errors import InputError
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, batches_of, references
-from alpha.graph.order import COMM
-from alpha.graph.plan import Launch, Memory, Plan, Program, Ref
+from alpha.graph.order import COMM, COMPUTE, Order
+from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
+from alpha.graph.trace import Tracer
 from alpha.graph.verify_program import verify_program
 from alpha.ops.table import row
 from alpha.optim.init import fill_initial
 from alpha.optim.update import adamw
 from alpha.parallel.data import DataParallel
-from alpha.passes.build import StepShape, build_program
+from alpha.passes.build import StepShape, build_program, lower
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
 from alpha.types import TensorType
@@ -76,6 +77,25 @@ def test_the_first_error_is_raised_once_and_nothing_runs_after_it(stream: Stream
     assert seen == [1, 3]
 
 
+def test_nothing_runs_behind_an_error_though_its_own_number_is_waited_for(stream: Stream) -> None:
+    """Who waits for the call that fails is told once the many behind it are over: they would run if the error were taken before."""
+    seen: list[int] = []
+    go = threading.Event()
+
+    def fail() -> None:
+        go.wait()
+        raise InputError("one")
+
+    number = stream.give(fail)
+    for i in range(20_000):
+        stream.give(lambda i=i: seen.append(i))  # type: ignore[misc]
+    threading.Timer(0.05, go.set).start()
+    with pytest.raises(InputError, match="one"):
+        stream.wait(number)
+    stream.wait()
+    assert seen == []
+
+
 def test_what_is_dropped_does_not_begin(stream: Stream) -> None:
     seen: list[int] = []
 
@@ -91,6 +111,15 @@ def test_what_is_dropped_does_not_begin(stream: Stream) -> None:
     stream.give(lambda: seen.append(2))
     stream.wait()
     assert seen == [2]
+
+
+def test_a_call_beside_compute_is_over_when_compute_has_waited_for_it() -> None:
+    """What it held is free for the very call that waits; not where another stream runs beside them, which may know of that call alone."""
+    after = [(), (0,), (), (1,), ()]
+    order = Order([COMPUTE, COMM, COMPUTE, COMPUTE, COMPUTE], after)
+    assert [order.window(i) for i in range(5)] == [(0, 0), (1, 2), (2, 2), (3, 3), (4, 4)]
+    several = Order([COMPUTE, COMM, COMPUTE, COMPUTE, "other"], after)
+    assert several.window(1) == (1, 3) and several.window(4) == (0, 5)
 
 
 class Meeting:
@@ -271,6 +300,54 @@ def test_an_error_of_a_collective_ends_the_run() -> None:
 
     with pytest.raises(InputError, match="a rank is gone"):
         on_threads(2, body)
+
+
+def test_compute_does_not_run_on_what_a_collective_that_failed_did_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed before compute came to what needs it: that does not begin, and what is behind it does not."""
+    with CpuExecutor(program(2, 1), kernels(), ThreadWorld(Meeting(2), 0, 2)) as executor:
+        stream, ran = executor._comm, list[int]()
+        assert stream is not None
+        bound = executor._bound["update"]
+
+        def fails() -> None:
+            raise InputError("a rank is gone")
+
+        def give(call: Callable[[], None]) -> int:
+            number = Stream.give(stream, call)
+            while not stream.stopped:
+                time.sleep(0.001)
+            return number
+
+        monkeypatch.setattr(stream, "give", give)
+        bound[:] = [(x, fails if x.stream == COMM else partial(ran.append, i)) for i, (x, _) in enumerate(bound)]
+        waits = next(i for i, (x, _) in enumerate(bound) if x.after and x.stream == COMPUTE)
+        with pytest.raises(InputError, match="a rank is gone"):
+            executor.run("update")
+        assert ran == [i for i, (x, _) in enumerate(bound[:waits]) if x.stream == COMPUTE]
+
+
+def test_what_gives_nothing_runs_beside_compute_too() -> None:
+    """A send alone has nobody here who waits for it: compute goes on until the plan ends."""
+    t = Tracer("sends")
+    x = t.input("x", (4,), "f32")
+    t.stream = COMM
+    t.send(x, group="dp", size=2, to=1)
+    t.stream = COMPUTE
+    t.output("y", t.scale(x, factor=2.0))
+    threads: list[str] = []
+
+    def sends(cpu: Any, ins: Any, outs: Any, attrs: Any) -> Callable[[], None]:
+        return lambda: threads.append(threading.current_thread().name)
+
+    found = Catalogue()
+    fill(found)
+    found.add(Component(id="send.threads", kind="kernel", backend="cpu", op="send", implementation=sends))
+    plan = lower(t.graph, found, "cpu", 1, {})
+    alone = Program("sends", {"sends": plan}, (Step("sends"),), {}, {"threads": 1}, others=(Role((Step("sends"),), {"sends": "sends"}),),
+                    groups={"dp": ((0, 1),)})
+    with CpuExecutor(alone, found, ThreadWorld(Meeting(2), 0, 2)) as executor:
+        assert executor.run("sends", {"x": np.ones(4, np.float32)})["y"].tolist() == [2.0] * 4
+    assert threads == ["alpha-comm"]
 
 
 def test_a_world_of_another_size_is_refused() -> None:

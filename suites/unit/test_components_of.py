@@ -122,3 +122,12 @@ def test_buckets_need_sequences_that_differ_in_cost() -> None:
 def test_a_choice_changes_what_it_names(choice: tuple[str, ...], more: set[str], less: set[str]) -> None:
     (base, kernels), (other, others) = _used(), _used(*choice)
     assert (other - others) - (base - kernels) == more and (base - kernels) - (other - others) == less
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("clip", [0.0, 0.25, 1.0])
+def test_no_clipping_is_asked_for_by_nought(name: str, clip: float) -> None:
+    """`optim.clip` = 0 clips nothing, so it is no key that was left out."""
+    cfg = config.load(CONFIGS / "demo.toml", [*SMALL, f"optim.name='{name}'", f"optim.clip={clip}"])
+    program = program_for(cfg, cfg.data.vocab, catalogue(), 1)
+    assert {x.attrs["max_norm"] for x in program.plans["update"].launches if "max_norm" in x.attrs} == {clip}

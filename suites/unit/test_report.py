@@ -341,6 +341,16 @@ def test_views_are_json(tmp_path: Path, run_a: Path) -> None:
     assert len(views.loss([reading.load(run_a)], 50)["runs"][0]["loss"]["x"]) == 50
 
 
+def test_phases_over_time_are_of_unprofiled_steps_of_the_first_rank(tmp_path: Path) -> None:
+    run = reading.load(made_runs.make(tmp_path / "r", steps=60, ranks=2, samples=8))
+    rows = run.tables["step_timing"]
+    plain = rows[(rows["rank"] == 0) & (rows.profiled == 0)].sort_values("step")
+    made = views.phases_over_time(run, 100)
+    assert 0 < len(plain) < 60 and made["x"] == plain.step.tolist()
+    for name, series in made["series"].items():
+        assert series == pytest.approx(plain[f"{name}_ns"].tolist()), name
+
+
 # -- comparison, gates, speed --------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from alpha.backends.digest import WORDS, HostDigests, columns
 from alpha.errors import SpotCheckError
 from alpha.profile.store import read
 from alpha.train.loop import Loop
-from alpha.train.spots import DRAWN
+from alpha.train.spots import DRAWN, Spots
 
 STEPS = 12
 
@@ -60,6 +60,25 @@ def test_checked_are_the_first_step_every_so_many_and_the_first_after_a_resume(f
         loop.metrics.flush()
     steps = {step for step, in read(folder / "resumed" / "metrics.sqlite", "spot_checks", "step")}
     assert steps == {0, 5, 8, 10}
+
+
+def test_every_launch_is_drawn_in_time_and_ranks_draw_apart(folder: Path) -> None:
+    """After the first step a few components are drawn, and of each a launch: none is left out for good, be it the last one by name or in
+    the step. What ranks do alike each of them looks at somewhere else."""
+    with flips.running(folder / "drawn", verify=1) as loop:
+        executor, schedule = loop.executor, loop.program.schedule
+        places = [(n, i) for n, call in enumerate(schedule) for i in range(len(loop.plans[call.plan].launches))]
+        drawn: list[list[frozenset[tuple[int, int]]]] = []
+        for rank in (0, 1):
+            spots = Spots(1, 7, executor, 0, loop.metrics)
+            spots.rank, spots._first = rank, False
+            drawn.append([])
+            for step in range(3000):
+                spots.begin(step)
+                drawn[-1].append(frozenset(spots._drawn))
+        executor.inspector = None
+    assert max(map(len, drawn[0])) == DRAWN and set[tuple[int, int]]().union(*drawn[0]) == set(places)
+    assert np.mean([a == b for a, b in zip(*drawn)]) < 0.01
 
 
 @pytest.mark.parametrize("kind", flips.KINDS)

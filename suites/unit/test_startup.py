@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -56,3 +58,15 @@ def test_a_delay_stands_in_its_phase(tmp_path: Path, small_run: Callable[..., Pa
     assert abs(total - sum(each)) <= 0.05 * (len(each) + 1), "each is rounded to a tenth"
     within = dict(zip(re.findall(r"(?:: |, )([a-zA-Z' ]+) \d", said), each))
     assert within["kernels and memory"] >= LATE_S - 0.05
+
+
+def test_a_session_of_many_ranks_begins_at_the_moment_that_their_clocks_agreed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each rank's own clock: what it is when the session's row is written says nothing of the others'."""
+    monkeypatch.setattr(session, "align", lambda group: SimpleNamespace(moment=11, unix=22, text=lambda: "one clock"))
+    begun: list[tuple[int, ...]] = []
+    metrics: Any = SimpleNamespace(next_session=lambda: 3, begin=lambda *words: begun.append(words),
+                                   renumber=lambda n: begun.append((n,)))
+    ranks: Any = SimpleNamespace(first=False, hear=lambda text: "5")
+    world: Any = SimpleNamespace(group=lambda name: None)
+    assert session._begun(metrics, 7, ranks, world, 2) == "one clock"
+    assert begun == [(7, 2, 11, 22), (5,)]

@@ -76,6 +76,17 @@ def of(document: Any, ph: str) -> list[dict[str, Any]]:
     return [e for e in document["traceEvents"] if e["ph"] == ph]
 
 
+def test_time_begins_with_the_first_event_though_its_step_begins_later(run: Path, tmp_path: Path) -> None:
+    """What was handed over ahead begins before its step: no time of the trace is below nothing."""
+    change(run, "UPDATE gpu_timeline SET start_ns = start_ns - 150000 WHERE step = 4 AND rank = 0 AND track = 'comm' AND "
+                "start_ns = (SELECT min(start_ns) FROM gpu_timeline WHERE step = 4 AND rank = 0 AND track = 'comm')")
+    trace.write(run, tmp_path / "t.json")
+    events = of(load(tmp_path / "t.json"), "X")
+    first = min(events, key=lambda e: e["ts"])
+    assert (first["ts"], first["pid"], first["name"]) == (0, 1, "all_reduce")
+    assert {e["ts"] for e in events if e["name"] == "step 4"} == {50}
+
+
 def test_a_step_says_its_slowdown_and_whether_its_gaps_are_judged(run: Path, tmp_path: Path) -> None:
     """Steps of 9 ms; the neighbours of step 4 are 3, 5, 6, 7, 8 and 10, those of step 9 alike. Alone in its session a step says nothing."""
     for step, ns in ((4, 9_100_000), (9, 9_270_000)):
