@@ -51,7 +51,8 @@ def drawn(rng: np.random.Generator, trial: int) -> Facts:
     step = ns(rows) * (not few)
     if trial % 13 == 0:  # as little time as there can be
         step = (np.arange(rows) == 0).astype(np.int64)
-    slow = rng.choice([0.0, 0.01, 0.02, 0.021, 0.3, math.nan], kernels) if trial % 2 else rng.choice([0.05, 0.3, math.nan], kernels)
+    some = trial // 2 % 2  # of both back ends
+    slow = rng.choice([0.0, 0.01, 0.02, 0.021, 0.3, math.nan], kernels) if some else rng.choice([0.05, 0.3, math.nan], kernels)
     if trial % 9 == 0:
         slow = np.full(kernels, math.nan)
     share = 1.5 if trial % 11 == 0 else 0.95

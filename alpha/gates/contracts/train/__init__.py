@@ -71,7 +71,8 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
                    ("slurm", clusters.slurm), ("hosts", clusters.hosts), ("seats", clusters.seats),
                    ("meetings", launches.meetings), ("started", launches.started), ("lives", launches.lives),
                    ("looked after", launches.looked_after), ("verdicts", launches.verdicts),
-                   ("spots changed", looks.changed), ("pieces", looks.pieces), ("tallied", looks.tallied), ("paced", looks.paced),
+                   ("spots changed", looks.changed), ("pieces", looks.pieces), ("tallied", looks.tallied),
+                   ("spots drawn", looks.drawn), ("paced", looks.paced),
                    ("texts", validated.texts), ("one at a time", validated.one_at_a_time), ("cuts", validated.cuts)],
     }
 }

@@ -316,6 +316,34 @@ def tallied(rng: np.random.Generator) -> Measured:
     return all_hold(checks)
 
 
+def drawn(rng: np.random.Generator) -> Measured:
+    """The first step looks at a launch of each component. Others draw DRAWN of them, and a launch of each: none is left out for good, and
+    ranks draw apart."""
+    checks, device, seed = list[tuple[str, bool]](), _Device(False), int(rng.integers(1 << 30))
+    by: dict[str, set[tuple[int, int]]] = {}
+    for n, call in enumerate(device.program.schedule):
+        for i, launch in enumerate(device.program.plans[call.plan].launches):
+            by.setdefault(launch.component, set()).add((n, i))
+    component = {place: name for name, places in by.items() for place in places}
+    every = list[list[frozenset[tuple[int, int]]]]()
+    for rank in (0, 1):
+        own = Spots(1, seed, device, 0, _Store())
+        own.rank = rank  # of the same Program
+        own.begin(0)
+        checks.append(("the first step", sorted(component[x] for x in own._drawn) == sorted(by)))
+        own._first = False
+        every.append([])
+        for step in range(1, 2500):
+            own.begin(step)
+            every[-1].append(frozenset(own._drawn))
+        names = [[component[x] for x in found] for found in every[-1]]
+        checks.append(("one launch of each", all(len(found) == len(set(found)) == spots.DRAWN for found in names)))
+        checks.append(("none is left out", set[tuple[int, int]]().union(*every[-1]) == set(component)))
+    alike = float(np.mean([a == b for a, b in zip(*every)]))
+    checks.append((f"ranks draw apart, {alike:.1%} alike", alike < 0.01))
+    return all_hold(checks)
+
+
 def paced(rng: np.random.Generator) -> Measured:
     """When a device is looked at: not behind a profiled step, nor, where no step may be handed over ahead, behind every second one, so
     that its clock can be set; before a profiled step what runs is waited for; the first checked step's cost counts once a step's time is

@@ -86,9 +86,9 @@ class Rows:
 
 
 class Drawn:
-    """The numbers of a run file: all differ."""
+    """The numbers of a run file: all differ. `none`: those are 0 by which a run does without something."""
 
-    def __init__(self, rng: np.random.Generator, cuda: bool = False) -> None:
+    def __init__(self, rng: np.random.Generator, cuda: bool = False, none: bool = False) -> None:
         self.cuda, self.family = cuda, str(rng.choice(["gpt", "llama"]))
         self.heads, self.width = int(rng.choice([2, 4])), int(rng.choice([64, 192]))
         self.shards, self.micro, self.micros = int(rng.choice([2, 4])), int(rng.integers(5, 8)), int(rng.integers(2, 4))
@@ -101,6 +101,7 @@ class Drawn:
         drawn = rng.permutation(np.arange(1, 10)) / 10 + rng.uniform(0, 0.05, 9)
         names = ("lr", "beta1", "beta2", "eps", "momentum", "weight", "clip", "floor", "z")
         self.numbers = {name: round(float(x), 4) for name, x in zip(names, drawn)}
+        self.numbers |= dict.fromkeys(("momentum", "weight", "clip", "floor", "z"), 0.0) if none else {}
 
     def config(self, *overrides: str) -> Config:
         """The run file, and what is set beside it."""
@@ -160,10 +161,11 @@ def programs(rng: np.random.Generator) -> Measured:
     """Every number of a drawn run file, where the builder of Programs, the model and the optimizer are given it; the Program of many ranks
     is verified, and each says what made it."""
     checks: Named = []
-    for trial in range(8):
-        d, ranks = Drawn(rng, cuda=trial % 2 == 1), 1 + trial // 2 % 2  # each choice with each other one, beside what is drawn
-        d.optim, d.schedule, d.zero = ("adamw", "sgd")[trial // 4], ("cosine", "wsd")[trial % 2], trial // 4
-        d.fuse, d.recompute = trial in (0, 3, 5, 6), ("none", "block", "ops:gelu,layernorm")[trial % 3]
+    for trial in range(16):
+        d = Drawn(rng, cuda=trial % 2 == 1, none=trial >= 8)
+        ranks, half = 1 + trial // 2 % 2, trial // 4 % 2  # each choice with each other one, beside what is drawn
+        d.optim, d.schedule, d.zero = ("adamw", "sgd")[half], ("cosine", "wsd")[trial % 2], half
+        d.fuse, d.recompute = trial % 8 in (0, 3, 5, 6), ("none", "block", "ops:gelu,layernorm")[trial % 3]
         cfg, own, rows = d.config(), Family(), Rows(bool(rng.integers(2)))
         vocab, threads = 8 * int(rng.integers(40, 80)), int(rng.integers(1, 5))
         with instead(assemble, build_program=lambda **given: Built(given), verify_program=lambda p: replace(p, verified=p.verified + 1),
