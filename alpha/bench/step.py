@@ -39,7 +39,7 @@ from alpha.profile import noise
 from alpha.profile.noise import CLOCK
 from alpha.profile.served import PATIENCE, ServedError
 from alpha.profile.store import Store
-from alpha.train.assemble import flops_for, program_for, threads_for
+from alpha.train.assemble import flops_for, known_tokenizer, program_for, threads_for, vocabulary
 from alpha.train.engine import open_executor
 from alpha.train.loop import Loop, StepResult
 from alpha.train.peak import Peak, peak_of
@@ -334,8 +334,9 @@ def unsupported(cfg: Config) -> str:
 
 
 def ids_of(cfg: Config) -> int:
-    """How many ids a step's tokens are drawn from: those of the run's tokenizer, by its run file alone."""
-    return 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
+    """How many ids the model has and a step's tokens are drawn from: as `alpha plan` tells before any text is read."""
+    known = known_tokenizer(cfg)
+    return vocabulary(cfg, known.vocab_size if known is not None else 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab)
 
 
 def sizes_of(cfg: Config, program: Program) -> dict[str, Any]:

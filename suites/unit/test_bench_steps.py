@@ -13,17 +13,21 @@ import pytest
 from emulated_gpu import emulated
 from made_bench import MADE, MadeClocks, calm, first_steps, gpu_of_small_calls, made, pytorch, tiny
 
+from alpha import cli
 from alpha.bench import agreement, command, step
 from alpha.bench.peer import Peer
 from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
 from alpha.cli.arguments import parser
+from alpha.config import Data
 from alpha.cuda_runtime.nvml import Reading
+from alpha.data.tokenizer import ByteTokenizer
 from alpha.errors import InputError
 from alpha.flops.v1 import VERSION
 from alpha.optim.init import fill_initial
 from alpha.train import loop
-from alpha.train.assemble import program_for
+from alpha.train.assemble import flops_for, program_for
 from alpha.train.catalogue import catalogue
+from alpha.train.planned import plan_run
 from alpha.train.spots import Spots
 
 pytestmark = pytest.mark.usefixtures("warm_peers")
@@ -185,6 +189,21 @@ def test_the_first_step_of_ours_is_looked_at_once(tmp_path: Path, monkeypatch: p
                        command=made(**known, flag=str(tmp_path / "flag")))
     row = next(r for r in found.rows if r.name == NAMES[0])
     assert not row.why and len(row.blocks) == step.APART and looked == [0] and len(parked) == step.APART - 1
+
+
+def test_the_model_is_as_wide_as_the_one_that_would_be_trained(tmp_path: Path) -> None:
+    """model.vocab_size, a tokenizer's own file, and prepared data all have other ids than data.vocab says."""
+    cfg, file, text = tiny(tmp_path), tmp_path / "t.json", tmp_path / "text.txt"
+    ByteTokenizer().save(file)
+    text.write_text("".join(f"line {i} of a text\n" for i in range(400)))
+    assert cli.main(["data", "prepare", str(text), "--part", "200", "--out", str(tmp_path / "made"), "--tokenizer", "bytes"]) == 0
+    wide, own = tiny(tmp_path, more="vocab_size = 512"), replace(cfg.data, vocab=Data.vocab)
+    filed = replace(cfg, data=replace(own, tokenizer_file=str(file)))
+    made_before = replace(cfg, data=replace(own, corpus=str(tmp_path / "made")))
+    for run, ids in ((cfg, 264), (wide, 512), (filed, 257), (made_before, 257)):
+        assert step.ids_of(run) == plan_run(run, catalogue()).vocabulary == ids
+    result = step.bench(wide, catalogue(), None, rounds=1, steps=1)
+    assert result.shape.endswith("vocabulary 512") and result.flops["per_token"] == flops_for(wide, 512).per_token
 
 
 def test_what_the_peer_does_not_do_is_said(tmp_path: Path) -> None:
