@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from alpha import config
@@ -158,7 +159,7 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
     if args.peers:
         with Peer(args.peer_python, device, 1) as peer:
             facts["peer"] = f"PyTorch {peer.version} on {peer.on}" if not peer.why else f"no PyTorch: {peer.why}"
-            console.print(facts["peer"])
+            console.print(facts["peer"], markup=False)
             all_with(peer)
     else:
         all_with(None)
@@ -441,15 +442,16 @@ def _ratio(ratio: Sequence[float]) -> str:
 
 
 def _why(row: kernel.Row | step.Row | step_ranks.Row) -> str:
+    """Fit for a table, whose markup the words of another process are not."""
     off = f"differs by {row.difference:.1e}, at most {row.allowed:.1e}" if math.isfinite(row.allowed) else ""
-    return "; ".join(x for x in (" ".join(row.why.split()), off) if x)
+    return escape("; ".join(x for x in (" ".join(row.why.split()), off) if x))
 
 
 def show(result: kernel.Result, console: Console) -> None:
     """One call."""
     console.print(f"\n[bold]{result.component} {result.case}[/]  {result.shape}", markup=True)
     if result.why:
-        console.print(f"NOT MEASURED: {result.why}")
+        console.print(f"NOT MEASURED: {result.why}", markup=False)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "us", "of the ceiling", "its time over ours", ""):
@@ -466,7 +468,7 @@ def show_step(result: step.Result, console: Console) -> None:
     console.print(f"[bold]{result.run}[/]  {result.shape}; {result.hardware}{'; ' if result.peer else ''}{result.peer}")
     console.print(f"MFU {result.mark}", style="dim")
     if result.why:
-        console.print(f"NOT MEASURED: {result.why}")
+        console.print(f"NOT MEASURED: {result.why}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "ms a step", "tokens/s", "MFU", "memory GiB", "MHz, W, C", "blocks", "its time over ours", ""):
         table.add_column(name, justify="left" if not name else "right")
@@ -483,7 +485,7 @@ def show_ranks(result: step_ranks.Result, console: Console) -> None:
     console.print(f"[bold]{result.run}[/]  {result.shape}; {result.gpus} x {result.hardware}{'; ' if result.peer else ''}{result.peer}")
     console.print(f"MFU {result.mark}", style="dim")
     if result.why:
-        console.print(f"NOT MEASURED: {result.why}")
+        console.print(f"NOT MEASURED: {result.why}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "GPUs", "ms a step", "tokens/s", "MFU", "efficiency", "exposed", "all communication", "memory GiB", "MHz, W, C",
                  "blocks", "its time over ours", ""):
@@ -496,7 +498,7 @@ def show_ranks(result: step_ranks.Result, console: Console) -> None:
                       f"{r.exposed:.2%} ({r.least:.2%})" if math.isfinite(r.exposed) else "-",
                       _number(r.phase, lambda x: f"{x:.2%}"), f"{r.memory / 2**30:.2f}" if r.memory else "-", state or "-",
                       f"{len(r.blocks) - r.discarded} of {len(r.blocks)}", _ratio(r.ratio) + ("" if r.together else ", in turn"),
-                      "; ".join(x for x in (_why(r), r.unknown) if x))
+                      "; ".join(x for x in (_why(r), escape(r.unknown)) if x))
     console.print(table)
     console.print(f"quoted: {result.quoted or 'no peer'}; fresh random tokens; efficiency: tokens/s over GPUs times those of one; exposed: "
                   f"of a step, waits for collectives by the device's stamps (of the rank that waits least, so for nobody slower); "

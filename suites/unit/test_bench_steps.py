@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emulated_gpu import emulated
 from made_bench import MADE, MadeClocks, calm, first_steps, gpu_of_small_calls, made, pytorch, tiny
+from rich.console import Console
 
 from alpha import cli
-from alpha.bench import agreement, command, step
+from alpha.bench import agreement, command, floor, kernel, step, step_ranks
 from alpha.bench.peer import Peer
 from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
 from alpha.cli.arguments import parser
@@ -46,6 +48,7 @@ def torch() -> Iterator[Peer]:
 
 
 NAMES = [v.name for v in variants(False, "f32")]
+HOT = floor.Hot(1.0, 1.0, 1.0, 1)
 
 
 def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +192,26 @@ def test_the_first_step_of_ours_is_looked_at_once(tmp_path: Path, monkeypatch: p
                        command=made(**known, flag=str(tmp_path / "flag")))
     row = next(r for r in found.rows if r.name == NAMES[0])
     assert not row.why and len(row.blocks) == step.APART and looked == [0] and len(parked) == step.APART - 1
+
+
+WORDS = "RuntimeError: [/pytorch/third_party/gloo/pair.cc:544] Connection closed by peer [rank1]"
+
+
+@pytest.mark.parametrize("show", [
+    lambda out: command.show_step(step.Result("t", "s", "m", {}, "h", "m", "v", 2, rows=[step.Row("torch", why=WORDS)], why=WORDS), out),
+    lambda out: command.show_ranks(step_ranks.Result("t", "s", "m", {}, "h", "m", "v", 2, 128, why=WORDS, rows=[
+        step_ranks.Row("DDP", "torch", 2, why=WORDS), step_ranks.Row("ours", "ours", 2, unknown=WORDS)]), out),
+    lambda out: command.show(kernel.Result("c", "k", "s", rows=[kernel.Row("torch", why=WORDS)]), out),
+    lambda out: command.show(kernel.Result("c", "k", "s", why=WORDS), out),
+    lambda out: floor.show(floor.Result("t", "s", "h", "m", WORDS, [[1e9, 1.0]], [floor.Row("matmul", "f32[]", floor.PRODUCT, 1, 1, 1, 1.0, HOT,
+        why=WORDS)], HOT, HOT, 1e9, 1.0, floor.Floor(1.0, 1.0, 1.0), floor.Floor(1.0, 1.0, 1.0)), out),
+])  # fmt: skip
+def test_words_of_another_process_are_shown_as_they_are(show: Callable[[Console], None]) -> None:
+    """What looks like markup in them ends no command, behind which figures are still to be kept, and hides nothing."""
+    out = StringIO()
+    show(Console(file=out, width=400, highlight=False))
+    lines = [line for line in out.getvalue().splitlines() if "RuntimeError" in line]
+    assert lines and all(WORDS in line for line in lines)
 
 
 def test_the_model_is_as_wide_as_the_one_that_would_be_trained(tmp_path: Path) -> None:
