@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import selectors
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -66,11 +68,30 @@ class Case:
 
 
 class Ranks:
-    """Processes that answer lines of JSON: the same question to all, the slowest one's answer."""
+    """Processes that answer lines of JSON: the same question to all, the slowest one's answer. MachineError once one has ended, though
+    others wait for it; then none is left."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         self.processes = processes
-        self.told = [self._line(p) for p in processes]
+        self.told = self._lines()
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """What each says next, which none has begun to say before it was asked."""
+        found = dict[int, dict[str, Any]]()
+        with selectors.DefaultSelector() as waiting:
+            for i, p in enumerate(self.processes):
+                waiting.register(p.stdout, selectors.EVENT_READ, i)  # type: ignore[arg-type]
+            while len(found) < len(self.processes):
+                for key, _ in waiting.select():
+                    try:
+                        found[key.data] = self._line(self.processes[key.data])
+                    except MachineError:
+                        for p in self.processes:
+                            p.kill()
+                        self.close()
+                        raise
+                    waiting.unregister(key.fileobj)
+        return [found[i] for i in range(len(self.processes))]
 
     @staticmethod
     def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -84,16 +105,18 @@ class Ranks:
     def ask(self, **question: Any) -> dict[str, Any]:
         for p in self.processes:
             assert p.stdin is not None
-            p.stdin.write(json.dumps(question) + "\n")
-            p.stdin.flush()
-        answers = [self._line(p) for p in self.processes]
+            with suppress(BrokenPipeError):  # it has ended, as its answer says
+                p.stdin.write(json.dumps(question) + "\n")
+                p.stdin.flush()
+        answers = self._lines()
         wrong = [a["error"] for a in answers if "error" in a]
         return {"error": wrong[0]} if wrong else {**answers[0], "us": max(a.get("us", 0.0) for a in answers)}
 
     def close(self) -> None:
         for p in self.processes:
             assert p.stdin is not None
-            p.stdin.close()
+            with suppress(BrokenPipeError):
+                p.stdin.close()
         for p in self.processes:
             try:
                 p.wait(20)
@@ -223,7 +246,7 @@ class Result:
 
 
 def _line(who: str, us: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
-    ratios = sorted(a / b for a, b in zip(us, beside))  # who failed has the blocks until then
+    ratios = sorted(a / b for a, b in zip(us, beside, strict=True))
     return {"name": who, "ns": 1e3 * median(us), "ratio": [ratios[0], exp(median(map(log, ratios))), ratios[-1]],
             "blocks": [[1e3 * t] for t in us], "discarded": 0}
 
@@ -251,10 +274,13 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
             python: str | None = None, hows: Callable[[str, int], Mapping[str, How | None]] = lambda op, nbytes: {"ours": None},
             done: Callable[[Case], None] = lambda case: None) -> Result:
     """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns: for who looks for a table. `done` is told of
-    each case. MachineError where a rank ends."""
-    mine, theirs, start = ours(ranks), peers(ranks, python) if python else None, time.monotonic()
-    found = []
+    each case. Who fails has no figure of it. MachineError where a rank of ours ends; peers of which one ends have no more figures."""
+    mine, theirs, start = ours(ranks), None, time.monotonic()
+    found, told = [], dict[str, Any]()
     try:
+        if python:
+            theirs = peers(ranks, python)
+            told = theirs.told[0]
         for op, nbytes, graphed in cases:
             if budget is not None and time.monotonic() - start > budget:
                 break
@@ -273,10 +299,17 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
                 random.Random(f"{op} {nbytes} {graphed} {block}").shuffle(order)  # another one in each case
                 for name in order:
                     ranks_of, question = turns[name]
-                    answer = ranks_of.ask(**question)
+                    answer: dict[str, Any]
+                    try:
+                        answer = ranks_of.ask(**question) if ranks_of is mine or theirs is not None else {"error": "its ranks have ended"}
+                    except MachineError as error:
+                        if ranks_of is mine:
+                            raise
+                        theirs, answer = None, {"error": f"{error.what}: {error.came}"}
                     if "error" in answer:
                         print(op, nbytes, name, answer["error"], file=sys.stderr)
                         turns.pop(name)
+                        case.us.pop(name, None)
                         continue
                     case.us.setdefault(name, []).append(answer["us"])
             if not any(name in case.us for name in hows(op, nbytes)):
@@ -288,5 +321,4 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
         mine.close()
         if theirs is not None:
             theirs.close()
-    told = theirs.told[0] if theirs is not None else {}
     return Result(ranks, found, f"PyTorch {told['ready']}, NCCL {told['nccl']}" if told else "", loaded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from rich.console import Console
 
 from alpha import cli
 from alpha.backends.cuda.kernels.collectives import KERNELS, OPS, SUMS, TABLE, How, choose, groups_of, source, sources
-from alpha.bench import comm_device, docs, record
+from alpha.bench import comm_device, command, docs, record
 from alpha.bench.comm_device import Case, Ranks, Result, bus
 from alpha.errors import CorruptError, InputError, MachineError
-from alpha.registry.gpu import devices_of
+from alpha.registry.gpu import GpuClass, devices_of
 
 CASES = [Case("all_reduce", 1 << 20, True, {"nccl": [20.0, 22.0, 21.0], "ours": [10.0, 9.0, 9.5], "symmetric x": [11.0, 12.0, 11.5]}),
          Case("send", 1 << 10, True, {"ours": [2.5, 2.6, 2.7], "nccl": [11.0, 11.1, 11.2]})]
@@ -68,6 +69,54 @@ def test_the_slowest_rank_counts_and_who_ends_is_told_of() -> None:
     gone = _rank("")
     with gone, pytest.raises(MachineError, match="a rank of the benchmark ended"):
         Ranks([gone])
+
+
+ANSWERS = """
+import json, sys
+print(json.dumps({"ready": "made", "nccl": "made"}), flush=True)
+for i, line in enumerate(sys.stdin):
+    ask = json.loads(line)
+    if i == LAST: DEFECT
+    print(json.dumps({"loaded": {}} if ask["op"] == "loaded" else {"us": US}), flush=True)
+"""
+
+
+def _answering(us: float, last: int = -1, defect: str = "pass") -> subprocess.Popen[str]:
+    return _rank(ANSWERS.replace("LAST", str(last)).replace("DEFECT", defect).replace("US", str(us)))
+
+
+@pytest.mark.parametrize("defect", ["print(json.dumps({'error': 'late'}), flush=True); continue", "sys.exit(7)"])
+def test_a_peer_that_fails_late_has_no_figure_and_costs_no_record(defect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second block of the second case; what it measured in the first one stands, and ours in all."""
+    theirs = [_answering(20.0), _answering(20.0, 4, defect)]
+    monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks([_answering(9.0), _answering(10.0)]))
+    monkeypatch.setattr(comm_device, "peers", lambda ranks, python: Ranks(theirs))
+    result = comm_device.bench(2, "send", blocks=3, python="made", sizes=(1 << 10, 1 << 12, 1 << 14))
+    later = ["ours"] if "exit" in defect else ["nccl", "ours"]
+    assert [sorted(c.us) for c in result.cases] == [["nccl", "ours"], ["ours"], later]
+    assert all(us == [10.0] * 3 for c in result.cases for who, us in c.us.items() if who == "ours")
+    assert all(p.poll() is not None for p in theirs)
+    record.load(record.write(MACHINE, "comm-device", {**body(), "comm": result.body()}, tmp_path))
+
+
+def test_a_rank_of_ours_that_ends_is_no_success(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe to it breaks, as that to a reader of the output does, which is none of the command's fault."""
+    mine = [_answering(9.0), _answering(9.0, 0, "sys.exit(7)")]
+    monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks(mine))
+    monkeypatch.setattr(command, "gpu_class", lambda devices: GpuClass.from_key(MACHINE))
+    assert cli.main(["bench", "comm", "--device", "--case", "send"]) == 3 and "exit status 7" in capsys.readouterr().err
+    gone = [_answering(9.0), _answering(9.0)]
+    monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks(gone))
+    monkeypatch.setattr(comm_device, "calls_of", lambda nbytes, graph: (gone[1].kill(), gone[1].wait()) and 1)
+    assert cli.main(["bench", "comm", "--device", "--case", "send"]) == 3 and "exit status -9" in capsys.readouterr().err
+
+
+def test_others_do_not_wait_for_a_rank_that_has_ended() -> None:
+    waits = _rank("import time; print('{}', flush=True); time.sleep(60)")
+    ranks, began = Ranks([waits, _answering(1.0, 0, "sys.exit(7)")]), time.monotonic()
+    with pytest.raises(MachineError, match="exit status 7"):
+        ranks.ask(op="x")
+    assert waits.poll() is not None and time.monotonic() - began < 20
 
 
 def test_a_case_is_one_line() -> None:

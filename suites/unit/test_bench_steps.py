@@ -48,7 +48,7 @@ def torch() -> Iterator[Peer]:
 
 
 NAMES = [v.name for v in variants(False, "f32")]
-HOT = floor.Hot(1.0, 1.0, 1.0, 1)
+HOT, LEAST = floor.Hot(1.0, 1.0, 1.0, 1), floor.Floor(1.0, 1.0, 1.0)
 
 
 def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +203,8 @@ WORDS = "RuntimeError: [/pytorch/third_party/gloo/pair.cc:544] Connection closed
         step_ranks.Row("DDP", "torch", 2, why=WORDS), step_ranks.Row("ours", "ours", 2, unknown=WORDS)]), out),
     lambda out: command.show(kernel.Result("c", "k", "s", rows=[kernel.Row("torch", why=WORDS)]), out),
     lambda out: command.show(kernel.Result("c", "k", "s", why=WORDS), out),
-    lambda out: floor.show(floor.Result("t", "s", "h", "m", WORDS, [[1e9, 1.0]], [floor.Row("matmul", "f32[]", floor.PRODUCT, 1, 1, 1, 1.0, HOT,
-        why=WORDS)], HOT, HOT, 1e9, 1.0, floor.Floor(1.0, 1.0, 1.0), floor.Floor(1.0, 1.0, 1.0)), out),
+    lambda out: floor.show(floor.Result("t", "s", "h", "m", WORDS, [[1e9, 1.0]], [
+        floor.Row("matmul", "f32[]", floor.PRODUCT, 1, 1, 1, 1.0, HOT, why=WORDS)], HOT, HOT, 1e9, 1.0, LEAST, LEAST), out),
 ])  # fmt: skip
 def test_words_of_another_process_are_shown_as_they_are(show: Callable[[Console], None]) -> None:
     """What looks like markup in them ends no command, behind which figures are still to be kept, and hides nothing."""
