@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +42,20 @@ def test_a_record_holds_figures_that_its_blocks_give(tmp_path: Path) -> None:
     path.write_text(json.dumps(text))
     with pytest.raises(CorruptError, match="not what its raw blocks give"):
         record.load(path)
+
+
+def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    path = record.write(MACHINE, "comm-device", body(), tmp_path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    told = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(MachineError, match="untouched"):
+            record.write(MACHINE, "comm-device", {**body(), "hardware": "others"}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, told)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 def test_docs_show_our_time_beside_the_peers(tmp_path: Path) -> None:
