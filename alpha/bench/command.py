@@ -11,7 +11,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
@@ -165,12 +166,11 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
         all_with(None)
     if not results:
         raise InputError("no call of that name", came=args.case, expected=f"a name of a timed call of {args.what}")
-    if args.json:
-        _write(args.json, {**facts, "kernels": results})
-    if args.record:
-        assert here is not None
-        _keep(here.key, args.what, console, commit, {"peer": facts.get("peer", ""), "flops": {"version": VERSION, "convention": CONVENTION},
-                                                     "kernels": _plain(results)})
+    with _json(args.json, {**facts, "kernels": results}):
+        if args.record:
+            assert here is not None
+            _keep(here.key, args.what, console, commit, {"peer": facts.get("peer", ""), "kernels": _plain(results),
+                                                         "flops": {"version": VERSION, "convention": CONVENTION}})
     return 1 if any(r.why for r in results) else 0
 
 
@@ -188,12 +188,11 @@ def _step(args: argparse.Namespace, console: Console) -> int:
         result = step.bench(cfg, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
                             budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant), report=_telling())
     show_step(result, console)
-    if args.json:
-        _write(args.json, {"flops": VERSION, "step": result})
-    if args.record and not result.why:
-        _keep(result.machine, f"step-{result.run}", console, commit, {
-            "hardware": result.hardware, "config": cfg.resolved().splitlines(),
-            "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "step": _plain(result)})
+    with _json(args.json, {"flops": VERSION, "step": result}):
+        if args.record and not result.why:
+            _keep(result.machine, f"step-{result.run}", console, commit, {
+                "hardware": result.hardware, "config": cfg.resolved().splitlines(),
+                "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "step": _plain(result)})
     return 1 if result.why else 0
 
 
@@ -210,15 +209,15 @@ def _floor(args: argparse.Namespace, console: Console) -> int:
     with Printer().doing("building and measuring"):
         result = floor.bench(cfg, catalogue(), args.peer_python if args.peers else None, report=_telling())
     floor.show(result, console)
-    if args.json:
-        _write(args.json, {"flops": VERSION, "floor": result})
-    if not floor.measured(result):
-        console.print("NOT MEASURED: NVML's counter of joules was not seen to move twice while something was timed, so there is no floor")
-        return 1
-    if args.record:
-        _keep(result.machine, f"floor-{result.run}", console, commit, {
-            "hardware": result.hardware, "config": cfg.resolved().splitlines(), "flops": {"version": VERSION, "convention": CONVENTION},
-            "floor": _plain(result)})
+    with _json(args.json, {"flops": VERSION, "floor": result}):
+        if not floor.measured(result):
+            console.print("NOT MEASURED: NVML's counter of joules was not seen to move twice while something was timed, "
+                          "so there is no floor")
+            return 1
+        if args.record:
+            _keep(result.machine, f"floor-{result.run}", console, commit, {
+                "hardware": result.hardware, "config": cfg.resolved().splitlines(), "flops": {"version": VERSION, "convention": CONVENTION},
+                "floor": _plain(result)})
     return 0
 
 
@@ -273,14 +272,13 @@ def _step_ranks(args: argparse.Namespace, cfg: config.Config, console: Console, 
             cfg, args.nproc, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
             budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant), report=_telling())
     show_ranks(result, console)
-    if args.json:
-        _write(args.json, {"flops": VERSION, "ranks": result})
-    if args.record and not result.why:
-        assert here is not None
-        loaded = result.loaded
-        _keep(here.key, f"ranks-{result.run}", console, commit, {
-            "hardware": here.describe(), "config": cfg.resolved().splitlines(),
-            "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "ranks": _plain(replace(result, loaded={}))}, loaded)
+    with _json(args.json, {"flops": VERSION, "ranks": result}):
+        if args.record and not result.why:
+            assert here is not None
+            _keep(here.key, f"ranks-{result.run}", console, commit, {
+                "hardware": here.describe(), "config": cfg.resolved().splitlines(),
+                "flops": {"version": VERSION, "convention": CONVENTION, **result.flops},
+                "ranks": _plain(replace(result, loaded={}))}, result.loaded)
     return 1 if result.why else 0
 
 
@@ -327,11 +325,10 @@ def _comm_device(args: argparse.Namespace, console: Console) -> int:
     result = comm_device.bench(
         args.nproc, args.case, blocks=args.rounds or comm_device.BLOCKS, budget=args.budget,
         python=args.peer_python if args.peers else None, done=lambda case: comm_device.show(case, args.nproc, console))
-    if args.json:
-        _write(args.json, {"comm": result})
-    if args.record:
-        _keep(here.key, "comm-device", console, commit, {"hardware": here.describe(), "peer": result.peer, "comm": result.body()},
-              result.loaded)
+    with _json(args.json, {"comm": result}):
+        if args.record:
+            _keep(here.key, "comm-device", console, commit, {"hardware": here.describe(), "peer": result.peer, "comm": result.body()},
+                  result.loaded)
     return 0
 
 
@@ -511,6 +508,16 @@ def _state(blocks: Sequence[Sequence[float]], at: int = 1) -> str:
         return "-"
     mhz, watts, celsius = zip(*(b[at : at + 3] for b in blocks))
     return f"{median(mhz):.0f}, {median(watts):.0f}, {max(celsius):.0f}"
+
+
+@contextmanager
+def _json(path: str | None, body: object) -> Iterator[None]:
+    """The figures as JSON, where they are asked for: behind the record that the block keeps, and though it cannot be kept."""
+    try:
+        yield
+    finally:
+        if path:
+            _write(path, body)
 
 
 def _write(path: str, body: object) -> None:

@@ -424,6 +424,25 @@ def test_a_step_is_recorded(place: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "t, 4 x 32 tokens" in (place / "docs" / "log.md").read_text()
 
 
+def test_a_record_and_json_do_not_cost_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After minutes of measurement: a full disk behind --json, or figures that are refused."""
+    tiny(tmp_path)
+    kept, out = list[str](), tmp_path / "out.json"
+    monkeypatch.setattr(command.record, "clean_commit", lambda: "0" * 40)
+    monkeypatch.setattr(step, "bench", lambda *a, **k: step.Result("t", "s", "m", {}, "h", "machine", "v", 1))
+    monkeypatch.setattr(command, "_keep", lambda machine, *more: kept.append(machine))
+    words = ["bench", "step", str(tmp_path / "gpt.toml"), "--record", "--json"]
+
+    def refused(*arguments: object) -> None:
+        raise CorruptError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_write", refused)
+        assert main([*words, str(out)]) == 2 and kept == ["machine"]
+    monkeypatch.setattr(command, "_keep", refused)
+    assert main([*words, str(out)]) == 2 and json.loads(out.read_text())["step"]["run"] == "t"
+
+
 def test_kernels_are_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calm(monkeypatch)
     with Peer("made", "cpu", 1, command=MADE) as peer:
