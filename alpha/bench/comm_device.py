@@ -40,6 +40,7 @@ from alpha.cuda_runtime import Device, Span, capture, upload
 from alpha.cuda_runtime.launch import LOADED
 from alpha.cuda_runtime.peers import Peers, devices_of
 from alpha.errors import InputError, MachineError
+from alpha.train.engine import VISIBLE, visible_devices
 
 SIZES = tuple(1 << k for k in range(10, 31, 2))
 """Bytes of an operand (of a gather's result): 1 KiB to 1 GiB."""
@@ -128,12 +129,13 @@ class Ranks:
 
 
 def ours(ranks: int) -> Ranks:
-    """Our ranks, each with the GPU of its number."""
-    segment = Segment.create(ranks)
+    """Our ranks, each with the GPU of its number among those that are visible, which are the peers' too."""
+    segment, devices = Segment.create(ranks), visible_devices()[:ranks]
     text = "import sys; from alpha.bench.comm_device import member; member(*map(int, sys.argv[1:]))"
     return Ranks([subprocess.Popen([sys.executable, "-c", text, str(segment.fd), str(rank), str(ranks)], pass_fds=[segment.fd], text=True,
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   env={**os.environ, "CUDA_VISIBLE_DEVICES": devices_of(rank, ranks)}) for rank in range(ranks)])
+                                   env={**os.environ, VISIBLE: ",".join(devices[int(i)] for i in devices_of(rank, ranks).split(","))})
+                  for rank in range(ranks)])
 
 
 def peers(ranks: int, python: str) -> Ranks:

@@ -39,6 +39,7 @@ from alpha.registry.judge import SLOWDOWN
 from alpha.registry.machine import environment
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer
+from alpha.train.engine import require_devices
 
 READERS = ("run", "docs")
 """What only reads what was measured, with libraries for tables."""
@@ -265,6 +266,8 @@ def _step_ranks(args: argparse.Namespace, cfg: config.Config, console: Console, 
     if on_gpu and here is None:
         raise MachineError("NOT_RUN: a step on many GPUs needs one for each rank", came=asked().why or f"{len(asked().gpus)} here",
                            expected=f"{args.nproc} of one model, with links that nvidia-smi tells of", do="take such a machine")
+    if on_gpu:
+        require_devices(args.nproc)  # CUDA_VISIBLE_DEVICES may leave fewer
     if args.record and not on_gpu:
         raise InputError("a record of many GPUs is of GPUs", came='machine.backend = "cpu"', expected="cuda", do="leave out --record")
     with Printer().doing("building, checking and timing"):
@@ -322,6 +325,7 @@ def _comm_device(args: argparse.Namespace, console: Console) -> int:
     if here is None:
         raise MachineError("NOT_RUN: collectives among GPUs need one for each rank", came=asked().why or f"{len(asked().gpus)} here",
                            expected=f"{args.nproc} of one model, with links that nvidia-smi tells of", do="take such a machine")
+    require_devices(args.nproc)
     result = comm_device.bench(
         args.nproc, args.case, blocks=args.rounds or comm_device.BLOCKS, budget=args.budget,
         python=args.peer_python if args.peers else None, done=lambda case: comm_device.show(case, args.nproc, console))

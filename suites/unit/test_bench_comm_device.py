@@ -12,14 +12,16 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from made_bench import tiny
 from rich.console import Console
 
 from alpha import cli
 from alpha.backends.cuda.kernels.collectives import KERNELS, OPS, SUMS, TABLE, How, choose, groups_of, source, sources
-from alpha.bench import comm_device, command, docs, record
+from alpha.bench import comm_device, command, docs, record, step_ranks
 from alpha.bench.comm_device import Case, Ranks, Result, bus
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.registry.gpu import GpuClass, devices_of
+from alpha.train import engine
 
 CASES = [Case("all_reduce", 1 << 20, True, {"nccl": [20.0, 22.0, 21.0], "ours": [10.0, 9.0, 9.5], "symmetric x": [11.0, 12.0, 11.5]}),
          Case("send", 1 << 10, True, {"ours": [2.5, 2.6, 2.7], "nccl": [11.0, 11.1, 11.2]})]
@@ -120,11 +122,33 @@ def test_a_rank_of_ours_that_ends_is_no_success(monkeypatch: pytest.MonkeyPatch,
     mine = [_answering(9.0), _answering(9.0, 0, "sys.exit(7)")]
     monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks(mine))
     monkeypatch.setattr(command, "gpu_class", lambda devices: GpuClass.from_key(MACHINE))
+    monkeypatch.setenv(engine.VISIBLE, "0,1")
     assert cli.main(["bench", "comm", "--device", "--case", "send"]) == 3 and "exit status 7" in capsys.readouterr().err
     gone = [_answering(9.0), _answering(9.0)]
     monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks(gone))
     monkeypatch.setattr(comm_device, "calls_of", lambda nbytes, graph: (gone[1].kill(), gone[1].wait()) and 1)
     assert cli.main(["bench", "comm", "--device", "--case", "send"]) == 3 and "exit status -9" in capsys.readouterr().err
+
+
+def test_ranks_compute_on_the_gpus_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    """As the peers beside them do; fewer of them than ranks are refused before anything is started."""
+    seen = list[str]()
+    with monkeypatch.context() as patch:
+        patch.setattr(comm_device, "Ranks", lambda processes: processes)
+        patch.setattr(comm_device.subprocess, "Popen", lambda *a, env, **k: seen.append(env[engine.VISIBLE]))
+        for visible in ("4,7", "4,7,5"):
+            patch.setenv(engine.VISIBLE, visible)
+            comm_device.ours(2)
+    assert seen == ["4,7", "7,4"] * 2
+    monkeypatch.setenv(engine.VISIBLE, "1")
+    monkeypatch.setattr(command, "gpu_class", lambda devices: GpuClass.from_key(MACHINE))
+    monkeypatch.setattr(command, "_runs_here", lambda cfg: None)
+    monkeypatch.setattr(comm_device, "bench", lambda *a, **k: pytest.fail("measured"))
+    monkeypatch.setattr(step_ranks, "bench", lambda *a, **k: pytest.fail("measured"))
+    tiny(tmp_path, "cuda")
+    for words in (["comm", "--device"], ["step", str(tmp_path / "gpt.toml")]):
+        assert cli.main(["bench", *words, "--nproc", "2"]) == 3 and "2 ranks, 1 GPU" in capsys.readouterr().err
 
 
 def test_others_do_not_wait_for_a_rank_that_has_ended() -> None:
