@@ -52,6 +52,7 @@ from alpha.bench.variants import Ranked, ranked
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime.nvml import Clocks, Reading
+from alpha.errors import InputError
 from alpha.flops.v1 import mfu, stamp
 from alpha.profile import noise
 from alpha.profile.served import PATIENCE, ServedError
@@ -168,7 +169,11 @@ class Arm:
 
 
 def of_gpus(cfg: Config, gpus: int) -> Config:
-    """The run on so many GPUs: on each as many sequences, microbatches and logical shards as the run file has."""
+    """The run on so many GPUs: on each as many sequences, microbatches and logical shards as the run file has. InputError for a number that
+    does not keep the shards of all a power of two."""
+    if gpus & (gpus - 1):
+        raise InputError("so many GPUs have no step with the run's logical shards on each", came=f"--nproc {gpus}",
+                         expected="a power of two, as logical shards are one", do=f"take --nproc {1 << (gpus.bit_length() - 1)}")
     return replace(cfg, train=replace(cfg.train, batch=cfg.train.batch * gpus, shards=cfg.train.shards * gpus))
 
 
@@ -193,6 +198,7 @@ class Session:
                  report: Callable[[str], None], folder: Path) -> None:
         self.cfg, self.gpus, self.catalogue, self.python = cfg, gpus, catalogue, python
         self.rounds, self.steps, self.report, self.folder = rounds, steps, report, folder
+        of_gpus(cfg, gpus)  # refused before anything is built
         self.began = time.monotonic()
         self.deadline = None if budget is None else self.began + budget
         self.vocab = ids_of(cfg)

@@ -258,6 +258,9 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     tiny(tmp_path)
     assert cli.main(["bench", "step", str(tmp_path / "gpt.toml"), "--nproc", "0"]) == 2
     assert "--nproc is too small" in capsys.readouterr().err
+    assert cli.main(["bench", "step", str(tmp_path / "gpt.toml"), "--nproc", "3"]) == 2
+    told = capsys.readouterr().err
+    assert "--nproc 3" in told and "take --nproc 2" in told and "building" not in told, "of no key of the run file, and at once"
 
 
 @pytest.mark.parametrize("zero", [0, 1])
