@@ -230,21 +230,27 @@ def graph_of(nbytes: int) -> int:
 
 @dataclass
 class Result:
-    """All cases among `ranks` GPUs. `peer`: versions of the peers; `loaded`: text of a compiled file -> its digest."""
+    """All cases among `ranks` GPUs. `peer`: versions of the peers; `loaded`: text of a compiled file -> its digest; `left`: names of cases
+    that were not measured, for ours failed or the budget was spent."""
 
     ranks: int
     cases: list[Case]
     peer: str
     loaded: dict[str, str]
+    left: list[str] = field(default_factory=list)
 
     def body(self) -> dict[str, Any]:
         """What a record keeps: of each case a line for each who ran it, ours first, blocks in ns, and the ratio of its time to ours."""
         def ours_first(who: str) -> tuple[bool, str]:
             return who != "ours", who
 
-        return {"ranks": self.ranks, "cases": [{
-            "name": f"{c.op} {c.nbytes} {'graph' if c.graph else 'alone'}", "op": c.op, "nbytes": c.nbytes, "graph": c.graph,
+        return {"ranks": self.ranks, **({"left": self.left} if self.left else {}), "cases": [{
+            "name": _name(c.op, c.nbytes, c.graph), "op": c.op, "nbytes": c.nbytes, "graph": c.graph,
             "rows": [_line(who, c.us[who], c.us["ours"]) for who in sorted(c.us, key=ours_first)]} for c in self.cases]}
+
+
+def _name(op: str, nbytes: int, graph: bool) -> str:
+    return f"{op} {nbytes} {'graph' if graph else 'alone'}"
 
 
 def _line(who: str, us: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
@@ -278,14 +284,15 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
     """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns: for who looks for a table. `done` is told of
     each case. Who fails has no figure of it. MachineError where a rank of ours ends; peers of which one ends have no more figures."""
     mine, theirs, start = ours(ranks), None, time.monotonic()
-    found, told = [], dict[str, Any]()
+    found, left, told = list[Case](), list[str](), dict[str, Any]()
     try:
         if python:
             theirs = peers(ranks, python)
             told = theirs.told[0]
         for op, nbytes, graphed in cases:
             if budget is not None and time.monotonic() - start > budget:
-                break
+                left.append(_name(op, nbytes, graphed))
+                continue
             case = Case(op, nbytes, graphed)
             turns: dict[str, tuple[Ranks, dict[str, Any]]] = {}
             graph = graph_of(nbytes) if graphed else 0
@@ -315,7 +322,8 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
                         continue
                     case.us.setdefault(name, []).append(answer["us"])
             if not any(name in case.us for name in hows(op, nbytes)):
-                continue  # ours failed, and standard error says why
+                left.append(_name(op, nbytes, graphed))  # ours failed, and standard error says why
+                continue
             found.append(case)
             done(case)
         loaded = mine.ask(op="loaded")["loaded"]
@@ -323,4 +331,4 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
         mine.close()
         if theirs is not None:
             theirs.close()
-    return Result(ranks, found, f"PyTorch {told['ready']}, NCCL {told['nccl']}" if told else "", loaded)
+    return Result(ranks, found, f"PyTorch {told['ready']}, NCCL {told['nccl']}" if told else "", loaded, left)

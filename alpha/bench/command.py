@@ -329,11 +329,13 @@ def _comm_device(args: argparse.Namespace, console: Console) -> int:
     result = comm_device.bench(
         args.nproc, args.case, blocks=args.rounds or comm_device.BLOCKS, budget=args.budget,
         python=args.peer_python if args.peers else None, done=lambda case: comm_device.show(case, args.nproc, console))
+    if result.left:
+        console.print(f"NOT MEASURED: {', '.join(result.left)}")
     with _json(args.json, {"comm": result}):
-        if args.record:
+        if args.record and result.cases:
             _keep(here.key, "comm-device", console, commit, {"hardware": here.describe(), "peer": result.peer, "comm": result.body()},
                   result.loaded)
-    return 0
+    return 1 if result.left else 0
 
 
 def _hosts(args: argparse.Namespace, console: Console) -> int:

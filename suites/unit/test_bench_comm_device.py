@@ -10,6 +10,7 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_bench import tiny
@@ -128,6 +129,28 @@ def test_a_rank_of_ours_that_ends_is_no_success(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks(gone))
     monkeypatch.setattr(comm_device, "calls_of", lambda nbytes, graph: (gone[1].kill(), gone[1].wait()) and 1)
     assert cli.main(["bench", "comm", "--device", "--case", "send"]) == 3 and "exit status -9" in capsys.readouterr().err
+
+
+def test_what_was_not_measured_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A budget that is spent, and a call of ours that fails: on the screen, in the record, on the page. Of nothing is no record."""
+    monkeypatch.setattr(command, "gpu_class", lambda devices: GpuClass.from_key(MACHINE))
+    monkeypatch.setattr(command.record, "clean_commit", lambda: "a" * 40)
+    write, failing = record.write, "print(json.dumps({'error': 'planted'}), flush=True); continue"
+    monkeypatch.setattr(command.record, "write", lambda *a: write(*a, tmp_path))
+    monkeypatch.setattr(command, "_require_whole", lambda args: None)
+    monkeypatch.setenv(engine.VISIBLE, "0,1")
+    monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks([_answering(9.0), _answering(10.0, 5, failing)]))
+    words = ["bench", "comm", "--device", "--case", "send", "--record"]
+    assert cli.main(words) == 1
+    assert "NOT MEASURED: send 4096 graph\n" in capsys.readouterr().out
+    (path,) = tmp_path.glob("*/comm-device.json")
+    assert record.load(path)["comm"]["left"] == ["send 4096 graph"]
+    assert "not measured: send 4096 graph" in docs.devices(record.records(tmp_path))
+    path.unlink()
+    now = iter([0.0])
+    monkeypatch.setattr(comm_device, "time", SimpleNamespace(monotonic=lambda: next(now, 9.0)))
+    assert cli.main([*words, "--budget", "5"]) == 1 and not list(tmp_path.glob("*/*.json"))
+    assert f"NOT MEASURED: {', '.join(f'send {nbytes} graph' for nbytes in comm_device.SIZES)}" in capsys.readouterr().out
 
 
 def test_ranks_compute_on_the_gpus_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
