@@ -96,8 +96,9 @@ def _absent(command: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown; what ends a row or a cell in the words of another process ends none here."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+    return "\n".join([*lines, *("| " + " | ".join(" ".join(x.split()).replace("|", "\\|") for x in row) + " |" for row in rows)]) + "\n"
 
 
 def _ratio(ratio: Sequence[float | None]) -> str:

@@ -246,7 +246,10 @@ def recorded(records: Sequence[Record]) -> list[Line]:
         own = {(x["gpus"], x["name"] == EACH): x for x in rows if x["library"] == OURS and x["ns"] is not None}
         many, one, each = own.get((gpus, False)), own.get((1, False)), own.get((gpus, True))
         if many is not None and one is not None:
-            given, blind = (predict(cfg, gpus, records, r["machine"], of) for of in (one["ns"], None))
+            try:
+                given, blind = (predict(cfg, gpus, records, r["machine"], of) for of in (one["ns"], None))
+            except InputError:
+                continue  # its model has no floor record, or so many GPUs none of collectives, yet
             found.append(Line(r["ranks"]["run"], r["machine"], cfg.train.zero, many["ns"], many["efficiency"][1],
                               each["ns"] / many["ns"] if each is not None else None, many["exposed"], many.get("least"), given, blind))
     return found

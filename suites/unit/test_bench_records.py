@@ -114,6 +114,12 @@ def test_regions_show_the_record(place: Path) -> None:
     assert readme.startswith("# It\n") and readme.endswith("More.\n") and "Not recorded" in readme  # the whole run is not
 
 
+def test_words_of_a_peer_end_no_row_of_a_table() -> None:
+    held = committed("cuda_sm90_H200/step-gpt2-124m")
+    held["step"]["rows"].append({**held["step"]["rows"][-1], "name": "x", "ns": None, "why": "RuntimeError: an illegal | access\nmore"})
+    assert docs.steps([held]).splitlines()[-1] == "| x |" + 7 * " - |" + " RuntimeError: an illegal \\| access more |"
+
+
 def test_the_headline_is_of_a_class_whose_evidence_ships() -> None:
     """A step recorded on another GPU stands in the tables alone, however fast."""
     one = {"subject": "step-gpt2-124m", "machine": reference_classes(shipped_root())["cuda"], **body("0" * 40)}

@@ -295,6 +295,15 @@ def test_a_step_on_many_says_what_it_rests_on() -> None:
     assert alone.one == pytest.approx(held["step"]["rows"][0]["ns"]) and "one GPU as measured on cuda_sm90_H100-80GB-HBM3" in alone.notes
 
 
+@pytest.mark.parametrize("missing", ["comm-device", "floor-llama-1b"])
+def test_a_step_that_nothing_predicts_yet_costs_no_other_line(missing: str) -> None:
+    """Recorded before what a simulation of it rests on; the pages are filled from the others."""
+    whole, fewer = ([(x.run, x.machine) for x in simulated.recorded(of)] for of in (records(), [
+        r for r in records() if r["subject"] != missing or (missing == "comm-device" and "x4-" not in r["machine"])]))
+    gone = [x for x in whole if (x[1].endswith("x4-nvlink") if missing == "comm-device" else x[0].startswith("llama-1b"))]
+    assert gone and fewer == [x for x in whole if x not in gone]
+
+
 REFUSED: dict[str, tuple[list[str], str]] = {
     "a processor": ([str(ROOT / "configs" / "tiny.toml")], "simulated step is of GPUs"),
     "no class": ([str(GPT), "--machine", "H200"], "not the key of a GPU class"),
