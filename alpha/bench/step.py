@@ -32,6 +32,7 @@ from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.data.sampler import Batch, PermutedSampler
+from alpha.errors import MachineError
 from alpha.flops.v1 import ModelFlops, mfu, stamp
 from alpha.graph.plan import Program
 from alpha.graph.state import StateLayout
@@ -540,7 +541,12 @@ class Session:
                 if turn and self.left() <= 0:
                     break
                 self.report(f"{OURS}: turn {turn + 1} of {APART}")
-                ours = self.place.ours()
+                try:
+                    ours = self.place.ours()
+                except MachineError as error:
+                    if model is None:
+                        raise
+                    raise DoesNotFit(f"ours finds no room beside what the peer keeps: {error}") from error
                 self.warm(ours)
                 taken[OURS].append(self._block(ours.block, self._count(ours.block, seconds)))
                 self.place.leave()

@@ -23,7 +23,7 @@ from alpha.cli.arguments import parser
 from alpha.config import Data
 from alpha.cuda_runtime.nvml import Reading
 from alpha.data.tokenizer import ByteTokenizer
-from alpha.errors import InputError
+from alpha.errors import InputError, MachineError
 from alpha.flops.v1 import VERSION
 from alpha.optim.init import fill_initial
 from alpha.train import loop
@@ -136,6 +136,27 @@ def test_what_waits_on_the_host_has_no_device(tmp_path: Path, monkeypatch: pytes
     found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, chosen=lambda name: name == NAMES[0],
                        command=made(**known, flag=str(tmp_path / "flag")))
     assert "does not have the device" in next(r for r in found.rows if r.name == NAMES[0]).why
+
+
+def test_a_peer_that_keeps_too_much_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits on the host may leave the peer's own context and buffers: where ours finds no room beside them, the others go on."""
+    calm(monkeypatch)
+    cfg, kept = tiny(tmp_path), list[str]()
+    known = first_steps(cfg, tmp_path)
+    parked, opened, park, leave = list[str](), step.Ours.__init__, step.Theirs.park, step.Theirs.__exit__
+
+    def full(self: step.Ours, *arguments: object, **more: object) -> None:
+        if kept:
+            raise MachineError("the run does not fit into the GPU's memory")
+        opened(self, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(step.Ours, "__init__", full)
+    monkeypatch.setattr(step.Theirs, "park", lambda self: kept.append("kept") if not parked else park(self))
+    monkeypatch.setattr(step.Theirs, "__exit__", lambda self, *error: (parked.extend(kept), kept.clear(), leave(self, *error)) and None)
+    found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, flag=str(tmp_path / "flag")))
+    rows = {r.name: r for r in found.rows}
+    assert "ours finds no room beside what the peer keeps" in rows[NAMES[0]].why
+    assert not rows[NAMES[1]].why and len(rows[NAMES[1]].blocks) == step.APART and found.quoted == NAMES[1]
 
 
 def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
