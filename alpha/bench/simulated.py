@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -149,10 +149,11 @@ def _program(text: str, ranks: int) -> Program:
 
 
 def _alike(record: Record, cfg: Config) -> bool:
-    """Whether a record is of the same model, vocabulary and precision."""
-    other = _config(record)
-    return (other.model, other.data.tokenizer, other.data.vocab, other.data.sequence, other.train.precision) == (
-        cfg.model, cfg.data.tokenizer, cfg.data.vocab, cfg.data.sequence, cfg.train.precision)
+    """Whether a record of one GPU is of the same model, with as many ids wherever they come from, and precision."""
+    other, (shape,) = _config(record), [record[part]["shape"] for part in ("floor", "step") if part in record]
+    return shape.endswith(f", vocabulary {ids_of(cfg)}") and (
+        replace(other.model, vocab_size=0), other.data.sequence, other.train.precision) == (
+        replace(cfg.model, vocab_size=0), cfg.data.sequence, cfg.train.precision)
 
 
 def _nearest(found: Sequence[Record], wanted: GpuClass | None, what: str, do: str) -> Record:
