@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import selectors
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -38,6 +40,7 @@ from alpha.cuda_runtime import Device, Span, capture, upload
 from alpha.cuda_runtime.launch import LOADED
 from alpha.cuda_runtime.peers import Peers, devices_of
 from alpha.errors import InputError, MachineError
+from alpha.train.engine import VISIBLE, visible_devices
 
 SIZES = tuple(1 << k for k in range(10, 31, 2))
 """Bytes of an operand (of a gather's result): 1 KiB to 1 GiB."""
@@ -66,11 +69,30 @@ class Case:
 
 
 class Ranks:
-    """Processes that answer lines of JSON: the same question to all, the slowest one's answer."""
+    """Processes that answer lines of JSON: the same question to all, the slowest one's answer. MachineError once one has ended, though
+    others wait for it; then none is left."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         self.processes = processes
-        self.told = [self._line(p) for p in processes]
+        self.told = self._lines()
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """What each says next, which none has begun to say before it was asked."""
+        found = dict[int, dict[str, Any]]()
+        with selectors.DefaultSelector() as waiting:
+            for i, p in enumerate(self.processes):
+                waiting.register(p.stdout, selectors.EVENT_READ, i)  # type: ignore[arg-type]
+            while len(found) < len(self.processes):
+                for key, _ in waiting.select():
+                    try:
+                        found[key.data] = self._line(self.processes[key.data])
+                    except MachineError:
+                        for p in self.processes:
+                            p.kill()
+                        self.close()
+                        raise
+                    waiting.unregister(key.fileobj)
+        return [found[i] for i in range(len(self.processes))]
 
     @staticmethod
     def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -84,16 +106,18 @@ class Ranks:
     def ask(self, **question: Any) -> dict[str, Any]:
         for p in self.processes:
             assert p.stdin is not None
-            p.stdin.write(json.dumps(question) + "\n")
-            p.stdin.flush()
-        answers = [self._line(p) for p in self.processes]
+            with suppress(BrokenPipeError):  # it has ended, as its answer says
+                p.stdin.write(json.dumps(question) + "\n")
+                p.stdin.flush()
+        answers = self._lines()
         wrong = [a["error"] for a in answers if "error" in a]
         return {"error": wrong[0]} if wrong else {**answers[0], "us": max(a.get("us", 0.0) for a in answers)}
 
     def close(self) -> None:
         for p in self.processes:
             assert p.stdin is not None
-            p.stdin.close()
+            with suppress(BrokenPipeError):
+                p.stdin.close()
         for p in self.processes:
             try:
                 p.wait(20)
@@ -105,12 +129,13 @@ class Ranks:
 
 
 def ours(ranks: int) -> Ranks:
-    """Our ranks, each with the GPU of its number."""
-    segment = Segment.create(ranks)
+    """Our ranks, each with the GPU of its number among those that are visible, which are the peers' too."""
+    segment, devices = Segment.create(ranks), visible_devices()[:ranks]
     text = "import sys; from alpha.bench.comm_device import member; member(*map(int, sys.argv[1:]))"
     return Ranks([subprocess.Popen([sys.executable, "-c", text, str(segment.fd), str(rank), str(ranks)], pass_fds=[segment.fd], text=True,
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   env={**os.environ, "CUDA_VISIBLE_DEVICES": devices_of(rank, ranks)}) for rank in range(ranks)])
+                                   env={**os.environ, VISIBLE: ",".join(devices[int(i)] for i in devices_of(rank, ranks).split(","))})
+                  for rank in range(ranks)])
 
 
 def peers(ranks: int, python: str) -> Ranks:
@@ -205,25 +230,31 @@ def graph_of(nbytes: int) -> int:
 
 @dataclass
 class Result:
-    """All cases among `ranks` GPUs. `peer`: versions of the peers; `loaded`: text of a compiled file -> its digest."""
+    """All cases among `ranks` GPUs. `peer`: versions of the peers; `loaded`: text of a compiled file -> its digest; `left`: names of cases
+    that were not measured, for ours failed or the budget was spent."""
 
     ranks: int
     cases: list[Case]
     peer: str
     loaded: dict[str, str]
+    left: list[str] = field(default_factory=list)
 
     def body(self) -> dict[str, Any]:
         """What a record keeps: of each case a line for each who ran it, ours first, blocks in ns, and the ratio of its time to ours."""
         def ours_first(who: str) -> tuple[bool, str]:
             return who != "ours", who
 
-        return {"ranks": self.ranks, "cases": [{
-            "name": f"{c.op} {c.nbytes} {'graph' if c.graph else 'alone'}", "op": c.op, "nbytes": c.nbytes, "graph": c.graph,
+        return {"ranks": self.ranks, **({"left": self.left} if self.left else {}), "cases": [{
+            "name": _name(c.op, c.nbytes, c.graph), "op": c.op, "nbytes": c.nbytes, "graph": c.graph,
             "rows": [_line(who, c.us[who], c.us["ours"]) for who in sorted(c.us, key=ours_first)]} for c in self.cases]}
 
 
+def _name(op: str, nbytes: int, graph: bool) -> str:
+    return f"{op} {nbytes} {'graph' if graph else 'alone'}"
+
+
 def _line(who: str, us: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
-    ratios = sorted(a / b for a, b in zip(us, beside))  # who failed has the blocks until then
+    ratios = sorted(a / b for a, b in zip(us, beside, strict=True))
     return {"name": who, "ns": 1e3 * median(us), "ratio": [ratios[0], exp(median(map(log, ratios))), ratios[-1]],
             "blocks": [[1e3 * t] for t in us], "discarded": 0}
 
@@ -251,13 +282,17 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
             python: str | None = None, hows: Callable[[str, int], Mapping[str, How | None]] = lambda op, nbytes: {"ours": None},
             done: Callable[[Case], None] = lambda case: None) -> Result:
     """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns: for who looks for a table. `done` is told of
-    each case. MachineError where a rank ends."""
-    mine, theirs, start = ours(ranks), peers(ranks, python) if python else None, time.monotonic()
-    found = []
+    each case. Who fails has no figure of it. MachineError where a rank of ours ends; peers of which one ends have no more figures."""
+    mine, theirs, start = ours(ranks), None, time.monotonic()
+    found, left, told = list[Case](), list[str](), dict[str, Any]()
     try:
+        if python:
+            theirs = peers(ranks, python)
+            told = theirs.told[0]
         for op, nbytes, graphed in cases:
             if budget is not None and time.monotonic() - start > budget:
-                break
+                left.append(_name(op, nbytes, graphed))
+                continue
             case = Case(op, nbytes, graphed)
             turns: dict[str, tuple[Ranks, dict[str, Any]]] = {}
             graph = graph_of(nbytes) if graphed else 0
@@ -273,14 +308,22 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
                 random.Random(f"{op} {nbytes} {graphed} {block}").shuffle(order)  # another one in each case
                 for name in order:
                     ranks_of, question = turns[name]
-                    answer = ranks_of.ask(**question)
+                    answer: dict[str, Any]
+                    try:
+                        answer = ranks_of.ask(**question) if ranks_of is mine or theirs is not None else {"error": "its ranks have ended"}
+                    except MachineError as error:
+                        if ranks_of is mine:
+                            raise
+                        theirs, answer = None, {"error": f"{error.what}: {error.came}"}
                     if "error" in answer:
                         print(op, nbytes, name, answer["error"], file=sys.stderr)
                         turns.pop(name)
+                        case.us.pop(name, None)
                         continue
                     case.us.setdefault(name, []).append(answer["us"])
             if not any(name in case.us for name in hows(op, nbytes)):
-                continue  # ours failed, and standard error says why
+                left.append(_name(op, nbytes, graphed))  # ours failed, and standard error says why
+                continue
             found.append(case)
             done(case)
         loaded = mine.ask(op="loaded")["loaded"]
@@ -288,5 +331,4 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
         mine.close()
         if theirs is not None:
             theirs.close()
-    told = theirs.told[0] if theirs is not None else {}
-    return Result(ranks, found, f"PyTorch {told['ready']}, NCCL {told['nccl']}" if told else "", loaded)
+    return Result(ranks, found, f"PyTorch {told['ready']}, NCCL {told['nccl']}" if told else "", loaded, left)

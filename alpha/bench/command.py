@@ -11,7 +11,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from alpha import config
@@ -37,6 +39,7 @@ from alpha.registry.judge import SLOWDOWN
 from alpha.registry.machine import environment
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer
+from alpha.train.engine import require_devices
 
 READERS = ("run", "docs")
 """What only reads what was measured, with libraries for tables."""
@@ -159,18 +162,17 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
     if args.peers:
         with Peer(args.peer_python, device, 1) as peer:
             facts["peer"] = f"PyTorch {peer.version} on {peer.on}" if not peer.why else f"no PyTorch: {peer.why}"
-            console.print(facts["peer"])
+            console.print(facts["peer"], markup=False)
             all_with(peer)
     else:
         all_with(None)
     if not results:
         raise InputError("no call of that name", came=args.case, expected=f"a name of a timed call of {args.what}")
-    if args.json:
-        _write(args.json, {**facts, "kernels": results})
-    if args.record:
-        assert here is not None
-        _keep(here.key, args.what, console, commit, {"peer": facts.get("peer", ""), "flops": {"version": VERSION, "convention": CONVENTION},
-                                                     "kernels": _plain(results)})
+    with _json(args.json, {**facts, "kernels": results}):
+        if args.record:
+            assert here is not None
+            _keep(here.key, args.what, console, commit, {"peer": facts.get("peer", ""), "kernels": _plain(results),
+                                                         "flops": {"version": VERSION, "convention": CONVENTION}})
     return 1 if any(r.why for r in results) else 0
 
 
@@ -191,12 +193,11 @@ def _step(args: argparse.Namespace, console: Console) -> int:
         result = step.bench(cfg, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
                             budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant), report=_telling())
     show_step(result, console)
-    if args.json:
-        _write(args.json, {"flops": VERSION, "step": result})
-    if args.record and not result.why:
-        _keep(result.machine, f"step-{result.run}", console, commit, {
-            "hardware": result.hardware, "config": cfg.resolved().splitlines(),
-            "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "step": _plain(result)})
+    with _json(args.json, {"flops": VERSION, "step": result}):
+        if args.record and not result.why:
+            _keep(result.machine, f"step-{result.run}", console, commit, {
+                "hardware": result.hardware, "config": cfg.resolved().splitlines(),
+                "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "step": _plain(result)})
     return 1 if result.why else 0
 
 
@@ -224,15 +225,15 @@ def _floor(args: argparse.Namespace, console: Console) -> int:
     with Printer().doing("building and measuring"):
         result = floor.bench(cfg, catalogue(), args.peer_python if args.peers else None, report=_telling())
     floor.show(result, console)
-    if args.json:
-        _write(args.json, {"flops": VERSION, "floor": result})
-    if not floor.measured(result):
-        console.print("NOT MEASURED: NVML's counter of joules was not seen to move twice while something was timed, so there is no floor")
-        return 1
-    if args.record:
-        _keep(result.machine, f"floor-{result.run}", console, commit, {
-            "hardware": result.hardware, "config": cfg.resolved().splitlines(), "flops": {"version": VERSION, "convention": CONVENTION},
-            "floor": _plain(result)})
+    with _json(args.json, {"flops": VERSION, "floor": result}):
+        if not floor.measured(result):
+            console.print("NOT MEASURED: NVML's counter of joules was not seen to move twice while something was timed, "
+                          "so there is no floor")
+            return 1
+        if args.record:
+            _keep(result.machine, f"floor-{result.run}", console, commit, {
+                "hardware": result.hardware, "config": cfg.resolved().splitlines(), "flops": {"version": VERSION, "convention": CONVENTION},
+                "floor": _plain(result)})
     return 0
 
 
@@ -280,6 +281,8 @@ def _step_ranks(args: argparse.Namespace, cfg: config.Config, console: Console, 
     if on_gpu and here is None:
         raise MachineError("NOT_RUN: a step on many GPUs needs one for each rank", came=asked().why or f"{len(asked().gpus)} here",
                            expected=f"{args.nproc} of one model, with links that nvidia-smi tells of", do="take such a machine")
+    if on_gpu:
+        require_devices(args.nproc)  # CUDA_VISIBLE_DEVICES may leave fewer
     if args.record and not on_gpu:
         raise InputError("a record of many GPUs is of GPUs", came='machine.backend = "cpu"', expected="cuda", do="leave out --record")
     with Printer().doing("building, checking and timing"):
@@ -287,14 +290,13 @@ def _step_ranks(args: argparse.Namespace, cfg: config.Config, console: Console, 
             cfg, args.nproc, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
             budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant), report=_telling())
     show_ranks(result, console)
-    if args.json:
-        _write(args.json, {"flops": VERSION, "ranks": result})
-    if args.record and not result.why:
-        assert here is not None
-        loaded = result.loaded
-        _keep(here.key, f"ranks-{result.run}", console, commit, {
-            "hardware": here.describe(), "config": cfg.resolved().splitlines(),
-            "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "ranks": _plain(replace(result, loaded={}))}, loaded)
+    with _json(args.json, {"flops": VERSION, "ranks": result}):
+        if args.record and not result.why:
+            assert here is not None
+            _keep(here.key, f"ranks-{result.run}", console, commit, {
+                "hardware": here.describe(), "config": cfg.resolved().splitlines(),
+                "flops": {"version": VERSION, "convention": CONVENTION, **result.flops},
+                "ranks": _plain(replace(result, loaded={}))}, result.loaded)
     return 1 if result.why else 0
 
 
@@ -338,15 +340,17 @@ def _comm_device(args: argparse.Namespace, console: Console) -> int:
     if here is None:
         raise MachineError("NOT_RUN: collectives among GPUs need one for each rank", came=asked().why or f"{len(asked().gpus)} here",
                            expected=f"{args.nproc} of one model, with links that nvidia-smi tells of", do="take such a machine")
+    require_devices(args.nproc)
     result = comm_device.bench(
         args.nproc, args.case, blocks=args.rounds or comm_device.BLOCKS, budget=args.budget,
         python=args.peer_python if args.peers else None, done=lambda case: comm_device.show(case, args.nproc, console))
-    if args.json:
-        _write(args.json, {"comm": result})
-    if args.record:
-        _keep(here.key, "comm-device", console, commit, {"hardware": here.describe(), "peer": result.peer, "comm": result.body()},
-              result.loaded)
-    return 0
+    if result.left:
+        console.print(f"NOT MEASURED: {', '.join(result.left)}")
+    with _json(args.json, {"comm": result}):
+        if args.record and result.cases:
+            _keep(here.key, "comm-device", console, commit, {"hardware": here.describe(), "peer": result.peer, "comm": result.body()},
+                  result.loaded)
+    return 1 if result.left else 0
 
 
 def _hosts(args: argparse.Namespace, console: Console) -> int:
@@ -456,15 +460,16 @@ def _ratio(ratio: Sequence[float]) -> str:
 
 
 def _why(row: kernel.Row | step.Row | step_ranks.Row) -> str:
+    """Fit for a table, whose markup the words of another process are not."""
     off = f"differs by {row.difference:.1e}, at most {row.allowed:.1e}" if math.isfinite(row.allowed) else ""
-    return "; ".join(x for x in (" ".join(row.why.split()), off) if x)
+    return escape("; ".join(x for x in (" ".join(row.why.split()), off) if x))
 
 
 def show(result: kernel.Result, console: Console) -> None:
     """One call."""
     console.print(f"\n[bold]{result.component} {result.case}[/]  {result.shape}", markup=True)
     if result.why:
-        console.print(f"NOT MEASURED: {result.why}")
+        console.print(f"NOT MEASURED: {result.why}", markup=False)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "us", "of the ceiling", "its time over ours", ""):
@@ -481,7 +486,7 @@ def show_step(result: step.Result, console: Console) -> None:
     console.print(f"[bold]{result.run}[/]  {result.shape}; {result.hardware}{'; ' if result.peer else ''}{result.peer}")
     console.print(f"MFU {result.mark}", style="dim")
     if result.why:
-        console.print(f"NOT MEASURED: {result.why}")
+        console.print(f"NOT MEASURED: {result.why}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "ms a step", "tokens/s", "MFU", "memory GiB", "MHz, W, C", "blocks", "its time over ours", ""):
         table.add_column(name, justify="left" if not name else "right")
@@ -498,7 +503,7 @@ def show_ranks(result: step_ranks.Result, console: Console) -> None:
     console.print(f"[bold]{result.run}[/]  {result.shape}; {result.gpus} x {result.hardware}{'; ' if result.peer else ''}{result.peer}")
     console.print(f"MFU {result.mark}", style="dim")
     if result.why:
-        console.print(f"NOT MEASURED: {result.why}")
+        console.print(f"NOT MEASURED: {result.why}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "GPUs", "ms a step", "tokens/s", "MFU", "efficiency", "exposed", "all communication", "memory GiB", "MHz, W, C",
                  "blocks", "its time over ours", ""):
@@ -511,7 +516,7 @@ def show_ranks(result: step_ranks.Result, console: Console) -> None:
                       f"{r.exposed:.2%} ({r.least:.2%})" if math.isfinite(r.exposed) else "-",
                       _number(r.phase, lambda x: f"{x:.2%}"), f"{r.memory / 2**30:.2f}" if r.memory else "-", state or "-",
                       f"{len(r.blocks) - r.discarded} of {len(r.blocks)}", _ratio(r.ratio) + ("" if r.together else ", in turn"),
-                      "; ".join(x for x in (_why(r), r.unknown) if x))
+                      "; ".join(x for x in (_why(r), escape(r.unknown)) if x))
     console.print(table)
     console.print(f"quoted: {result.quoted or 'no peer'}; fresh random tokens; efficiency: tokens/s over GPUs times those of one; exposed: "
                   f"of a step, waits for collectives by the device's stamps (of the rank that waits least, so for nobody slower); "
@@ -524,6 +529,16 @@ def _state(blocks: Sequence[Sequence[float]], at: int = 1) -> str:
         return "-"
     mhz, watts, celsius = zip(*(b[at : at + 3] for b in blocks))
     return f"{median(mhz):.0f}, {median(watts):.0f}, {max(celsius):.0f}"
+
+
+@contextmanager
+def _json(path: str | None, body: object) -> Iterator[None]:
+    """The figures as JSON, where they are asked for: behind the record that the block keeps, and though it cannot be kept."""
+    try:
+        yield
+    finally:
+        if path:
+            _write(path, body)
 
 
 def _write(path: str, body: object) -> None:

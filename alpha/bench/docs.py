@@ -96,8 +96,9 @@ def _absent(command: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown; what ends a row or a cell in the words of another process ends none here."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+    return "\n".join([*lines, *("| " + " | ".join(" ".join(x.split()).replace("|", "\\|") for x in row) + " |" for row in rows)]) + "\n"
 
 
 def _ratio(ratio: Sequence[float | None]) -> str:
@@ -279,7 +280,8 @@ def devices(records: Sequence[Record]) -> str:
                              f"{bus(c['op'], c['nbytes'], r['comm']['ranks'], found['ours']):,.0f}"))
         driver = r["environment"].get("driver")
         texts.append(_table(("op", "size", "launch", "ours, us", "NCCL, us", "symmetric memory, us", "ours of NCCL", "bus GB/s"), rows)
-                     + f"\n{_hardware(r)}, commit {r['commit'][:12]}, driver {driver}, {r['peer']}\n")
+                     + f"\n{_hardware(r)}, commit {r['commit'][:12]}, driver {driver}, {r['peer']}"
+                     + (f"; not measured: {', '.join(r['comm']['left'])}" if r["comm"].get("left") else "") + "\n")
     return "\n".join(texts) if texts else _absent("alpha bench comm --device --peers --record")
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from alpha.backends.cuda.executor import CudaExecutor
@@ -464,7 +465,7 @@ def losses(result: Result) -> list[tuple[Row, float, float]]:
 
 def show(result: Result, console: Console) -> None:
     """The classes, and the floors."""
-    console.print(f"[bold]{result.run}[/]  {result.shape}; {result.hardware}; {result.peer or 'no peer'}")
+    console.print(f"[bold]{result.run}[/]  {result.shape}; {result.hardware}; {escape(result.peer or 'no peer')}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "calls", "ms in the step", "hot", "best known", "bare", "joules", "best known", "bare", "W", "MHz", ""):
         table.add_column(name, justify="left" if not name else "right")
@@ -474,7 +475,7 @@ def show(result: Result, console: Console) -> None:
         (best_ns, best_joules), (bare_ns, bare_joules) = known(row, result), bare(row, result)
         cells = [*(f"{ns / 1e6:.2f}" for ns in (row.ns, row.calls * row.ours.ns, best_ns, bare_ns)),
                  *(f"{joules:.2f}" for joules in (row.calls * row.ours.joules, best_joules, bare_joules))]
-        table.add_row(f"{row.op} {row.shape}"[:60], str(row.calls), *cells, f"{row.ours.watts:.0f}", f"{row.ours.mhz:.0f}", row.why)
+        table.add_row(f"{row.op} {row.shape}"[:60], str(row.calls), *cells, f"{row.ours.watts:.0f}", f"{row.ours.mhz:.0f}", escape(row.why))
     console.print(table)
     small = sum(row.ns for row in result.rows if row.ours is None)
     console.print(f"{sum(row.ours is None for row in result.rows)} smaller classes: {small / 1e6:.2f} ms, as they are", style="dim")

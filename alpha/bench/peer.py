@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
-from alpha.profile.served import Served, ServedError
+from alpha.profile.served import PATIENCE, Served, ServedError
 from alpha.resources import ROOT
 from alpha.train import forbidden
 
@@ -14,6 +16,17 @@ _SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from alpha.bench.peer_pr
 SETTINGS = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 """Environment of the peer. torch.compile's cache of forward and backward knows a model by its code before SDPA has chosen its back end, and
 the switches of variants.py are no part of its key: a variant could get what was compiled for another one."""
+
+
+class Listed(Served):
+    """A process whose failure is a line of a table, also where what started it wrote something else in the place of an answer."""
+
+    def ask(self, do: str, *, patience: float = PATIENCE, meanwhile: Callable[[], object] | None = None, **arguments: Any) -> Any:
+        """As Served's."""
+        try:
+            return super().ask(do, patience=patience, meanwhile=meanwhile, **arguments)
+        except ValueError as error:
+            raise ServedError(f"{self.name} gave no answer to {do!r}", came=f"something else on its output: {error}") from error
 
 
 class Peer:
@@ -36,7 +49,7 @@ class Peer:
         self.close()
         forbidden.starts_peer()
         try:
-            self.served = Served(f"torch in {self.python}", self._command, {**os.environ, **SETTINGS})
+            self.served = Listed(f"torch in {self.python}", self._command, {**os.environ, **SETTINGS})
             forbidden.starts_peer(self.served.pid)
             found = self.served.ask("open", device=self._device, threads=self._threads)
             self.version, self.on = str(found["version"]), str(found["on"])

@@ -24,6 +24,7 @@ from alpha.bench import clocks, floor
 from alpha.bench.peer import ROOT
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.profile import noise
+from alpha.registry.evidence import write_atomic
 from alpha.registry.gpu import GpuClass, family_of
 from alpha.train.peak import SHEETS
 
@@ -95,13 +96,12 @@ def rounded(x: Any) -> Any:
 
 
 def write(machine: str, subject: str, body: Mapping[str, Any], folder: Path = FOLDER) -> Path:
-    """Keep a record, in place of the one before."""
+    """Keep a record, in place of the one before, which stays where this one cannot be written whole."""
     whole = rounded({"format": FORMAT, "machine": machine, "subject": subject, **body})
     whole["hash"] = hash_of(whole)
     verify(whole, subject)
     path = folder / machine / f"{subject}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_text(whole) + "\n", encoding="utf-8")
+    write_atomic(path, _text(whole) + "\n")
     return path
 
 

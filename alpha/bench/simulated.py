@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -149,10 +149,11 @@ def _program(text: str, ranks: int) -> Program:
 
 
 def _alike(record: Record, cfg: Config) -> bool:
-    """Whether a record is of the same model, vocabulary and precision."""
-    other = _config(record)
-    return (other.model, other.data.tokenizer, other.data.vocab, other.data.sequence, other.train.precision) == (
-        cfg.model, cfg.data.tokenizer, cfg.data.vocab, cfg.data.sequence, cfg.train.precision)
+    """Whether a record of one GPU is of the same model, with as many ids wherever they come from, and precision."""
+    other, (shape,) = _config(record), [record[part]["shape"] for part in ("floor", "step") if part in record]
+    return shape.endswith(f", vocabulary {ids_of(cfg)}") and (
+        replace(other.model, vocab_size=0), other.data.sequence, other.train.precision) == (
+        replace(cfg.model, vocab_size=0), cfg.data.sequence, cfg.train.precision)
 
 
 def _nearest(found: Sequence[Record], wanted: GpuClass | None, what: str, do: str) -> Record:
@@ -246,7 +247,10 @@ def recorded(records: Sequence[Record]) -> list[Line]:
         own = {(x["gpus"], x["name"] == EACH): x for x in rows if x["library"] == OURS and x["ns"] is not None}
         many, one, each = own.get((gpus, False)), own.get((1, False)), own.get((gpus, True))
         if many is not None and one is not None:
-            given, blind = (predict(cfg, gpus, records, r["machine"], of) for of in (one["ns"], None))
+            try:
+                given, blind = (predict(cfg, gpus, records, r["machine"], of) for of in (one["ns"], None))
+            except InputError:
+                continue  # its model has no floor record, or so many GPUs none of collectives, yet
             found.append(Line(r["ranks"]["run"], r["machine"], cfg.train.zero, many["ns"], many["efficiency"][1],
                               each["ns"] / many["ns"] if each is not None else None, many["exposed"], many.get("least"), given, blind))
     return found

@@ -32,6 +32,7 @@ from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.data.sampler import Batch, PermutedSampler
+from alpha.errors import MachineError
 from alpha.flops.v1 import ModelFlops, mfu, stamp
 from alpha.graph.plan import Program
 from alpha.graph.state import StateLayout
@@ -39,7 +40,7 @@ from alpha.profile import noise
 from alpha.profile.noise import CLOCK
 from alpha.profile.served import PATIENCE, ServedError
 from alpha.profile.store import Store
-from alpha.train.assemble import flops_for, program_for, threads_for
+from alpha.train.assemble import flops_for, known_tokenizer, program_for, threads_for, vocabulary
 from alpha.train.engine import open_executor
 from alpha.train.loop import Loop, StepResult
 from alpha.train.peak import Peak, peak_of
@@ -334,8 +335,9 @@ def unsupported(cfg: Config) -> str:
 
 
 def ids_of(cfg: Config) -> int:
-    """How many ids a step's tokens are drawn from: those of the run's tokenizer, by its run file alone."""
-    return 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
+    """How many ids the model has and a step's tokens are drawn from: as `alpha plan` tells before any text is read."""
+    known = known_tokenizer(cfg)
+    return vocabulary(cfg, known.vocab_size if known is not None else 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab)
 
 
 def sizes_of(cfg: Config, program: Program) -> dict[str, Any]:
@@ -539,7 +541,12 @@ class Session:
                 if turn and self.left() <= 0:
                     break
                 self.report(f"{OURS}: turn {turn + 1} of {APART}")
-                ours = self.place.ours()
+                try:
+                    ours = self.place.ours()
+                except MachineError as error:
+                    if model is None:
+                        raise
+                    raise DoesNotFit(f"ours finds no room beside what the peer keeps: {error}") from error
                 self.warm(ours)
                 taken[OURS].append(self._block(ours.block, self._count(ours.block, seconds)))
                 self.place.leave()

@@ -52,6 +52,7 @@ from alpha.bench.variants import Ranked, ranked
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime.nvml import Clocks, Reading
+from alpha.errors import InputError
 from alpha.flops.v1 import mfu, stamp
 from alpha.profile import noise
 from alpha.profile.served import PATIENCE, ServedError
@@ -171,7 +172,11 @@ class Arm:
 
 
 def of_gpus(cfg: Config, gpus: int) -> Config:
-    """The run on so many GPUs: on each as many sequences, microbatches and logical shards as the run file has."""
+    """The run on so many GPUs: on each as many sequences, microbatches and logical shards as the run file has. InputError for a number that
+    does not keep the shards of all a power of two."""
+    if gpus & (gpus - 1):
+        raise InputError("so many GPUs have no step with the run's logical shards on each", came=f"--nproc {gpus}",
+                         expected="a power of two, as logical shards are one", do=f"take --nproc {1 << (gpus.bit_length() - 1)}")
     return replace(cfg, train=replace(cfg.train, batch=cfg.train.batch * gpus, shards=cfg.train.shards * gpus))
 
 
@@ -196,6 +201,7 @@ class Session:
                  report: Callable[[str], None], folder: Path) -> None:
         self.cfg, self.gpus, self.catalogue, self.python = cfg, gpus, catalogue, python
         self.rounds, self.steps, self.report, self.folder = rounds, steps, report, folder
+        of_gpus(cfg, gpus)  # refused before anything is built
         self.began = time.monotonic()
         self.deadline = None if budget is None else self.began + budget
         self.vocab = ids_of(cfg)
@@ -225,13 +231,14 @@ class Session:
     # -- teams -----------------------------------------------------------------------------------------------------------------------
 
     def ours(self, gpus: int) -> Team:
-        """Ours on so many GPUs, opened where it is not there. Of one there is a run on each GPU, and none knows of another."""
+        """Ours on so many GPUs, opened where it is not there. Of one there is a run on each GPU, and none knows of another. No budget cuts
+        this short, for without ours nothing has a figure."""
         if gpus not in self.teams:
             self.report(f"ours on {gpus}: building")
             places = environments(gpus) if gpus > 1 else _apart(self.gpus, self.on_gpu)
             team = self.teams[gpus] = Team(f"ours on {gpus}", [self.members] * len(places), places, foreign=False)
             cfg = of_gpus(self.cfg, gpus)
-            found = self._fitting(team, "open", text=cfg.resolved(), vocab=self.vocab)
+            found = self._fitting(team, "open", START_S, text=cfg.resolved(), vocab=self.vocab)
             self.facts[gpus] = found[0]
             if not self.parameters:
                 self.parameters = team.ask("parameters", folder=str(self.folder), most=gpus)[0]
@@ -240,15 +247,14 @@ class Session:
                     self.places |= agreement.places({name: x.shape}, np.random.default_rng())
                     self.before[name] = agreement.taken(x, self.places[name])
             if gpus not in self.first:
-                self.first[gpus] = team.ask("take", steps=CHECKED, patience=self.patience())[0]
+                self.first[gpus] = team.ask("take", steps=CHECKED)[0]
                 if self.wanted:
-                    self.after[gpus] = _read(*team.ask("taken", places=self.places, folder=str(self.folder), patience=self.patience(),
-                                                       most=gpus))
+                    self.after[gpus] = _read(*team.ask("taken", places=self.places, folder=str(self.folder), most=gpus))
                 sampler = RandomTokens(cfg, self.vocab)
                 for i in range(CHECKED):
                     np.save(self._file(gpus, i), sampler.rows(i))
             else:
-                team.ask("take", steps=CHECKED, patience=self.patience())
+                team.ask("take", steps=CHECKED)
             self.facts[gpus]["memory"] = max(team.ask("memory"))
         return self.teams[gpus]
 
@@ -282,10 +288,10 @@ class Session:
     def _file(self, gpus: int, step: int) -> str:
         return str(self.folder / f"tokens-{gpus}-{step}.npy")
 
-    def _fitting(self, team: Team, do: str, **arguments: Any) -> list[Any]:
+    def _fitting(self, team: Team, do: str, patience: float | None = None, **arguments: Any) -> list[Any]:
         """An answer; DoesNotFit for one that says that there is no room."""
         try:
-            return team.ask(do, patience=self.patience(START_S), **arguments)
+            return team.ask(do, patience=patience or self.patience(START_S), **arguments)
         except ServedError as error:
             if any(word in str(error.came) for word in NO_ROOM):
                 raise DoesNotFit(str(error.came)) from error

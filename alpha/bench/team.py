@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from alpha.bench.peer import Listed
 from alpha.profile.served import PATIENCE, Served, ServedError
 from alpha.train import forbidden
 
@@ -30,7 +31,7 @@ class Team:
             for rank, (command, environment) in enumerate(zip(commands, environments, strict=True)):
                 if foreign:
                     forbidden.starts_peer()
-                self.ranks.append(Served(f"rank {rank} of {name}", command, environment))
+                self.ranks.append(Listed(f"rank {rank} of {name}", command, environment))
                 if foreign:
                     forbidden.starts_peer(self.ranks[-1].pid)
         except BaseException:

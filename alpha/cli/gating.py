@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from alpha.cli.common import coloured, console_or, in_its_folder, load_source, require_even_ranks
@@ -160,7 +161,7 @@ def cmd_explain(component_id: str, *, console: Console | None = None) -> int:
     out.print(f"{component_id}: {'usable' if status.usable else 'not usable'} on {registry.machine.describe()}")
     for g in status.gates.values():
         where = f"  (evidence of {g.machine})" if g.machine else ""
-        out.print(f"  {g.gate:12} {coloured(g.verdict)}  {'' if g.satisfied else g.why}{where}")
+        out.print(f"  {g.gate:12} {coloured(g.verdict)}  {'' if g.satisfied else escape(g.why)}{where}")
     for gate, why in status.exempt.items():
         out.print(f"  {gate:12} exempt: {why}")
     if "perf" in status.gates:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from made_bench import tiny
 from rich.console import Console
 
 from alpha import cli
 from alpha.backends.cuda.kernels.collectives import KERNELS, OPS, SUMS, TABLE, How, choose, groups_of, source, sources
-from alpha.bench import comm_device, docs, record
+from alpha.bench import comm_device, command, docs, record, step_ranks
 from alpha.bench.comm_device import Case, Ranks, Result, bus
 from alpha.errors import CorruptError, InputError, MachineError
-from alpha.registry.gpu import devices_of
+from alpha.registry.gpu import GpuClass, devices_of
+from alpha.train import engine
 
 CASES = [Case("all_reduce", 1 << 20, True, {"nccl": [20.0, 22.0, 21.0], "ours": [10.0, 9.0, 9.5], "symmetric x": [11.0, 12.0, 11.5]}),
          Case("send", 1 << 10, True, {"ours": [2.5, 2.6, 2.7], "nccl": [11.0, 11.1, 11.2]})]
@@ -39,6 +45,20 @@ def test_a_record_holds_figures_that_its_blocks_give(tmp_path: Path) -> None:
     path.write_text(json.dumps(text))
     with pytest.raises(CorruptError, match="not what its raw blocks give"):
         record.load(path)
+
+
+def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    path = record.write(MACHINE, "comm-device", body(), tmp_path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    told = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(MachineError, match="untouched"):
+            record.write(MACHINE, "comm-device", {**body(), "hardware": "others"}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, told)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 def test_docs_show_our_time_beside_the_peers(tmp_path: Path) -> None:
@@ -68,6 +88,98 @@ def test_the_slowest_rank_counts_and_who_ends_is_told_of() -> None:
     gone = _rank("")
     with gone, pytest.raises(MachineError, match="a rank of the benchmark ended"):
         Ranks([gone])
+
+
+ANSWERS = """
+import json, sys
+print(json.dumps({"ready": "made", "nccl": "made"}), flush=True)
+for i, line in enumerate(sys.stdin):
+    ask = json.loads(line)
+    if i == LAST: DEFECT
+    print(json.dumps({"loaded": {}} if ask["op"] == "loaded" else {"us": US}), flush=True)
+"""
+
+
+def _answering(us: float, last: int = -1, defect: str = "pass") -> subprocess.Popen[str]:
+    return _rank(ANSWERS.replace("LAST", str(last)).replace("DEFECT", defect).replace("US", str(us)))
+
+
+@pytest.mark.parametrize("defect", ["print(json.dumps({'error': 'late'}), flush=True); continue", "sys.exit(7)"])
+def test_a_peer_that_fails_late_has_no_figure_and_costs_no_record(defect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second block of the second case; what it measured in the first one stands, and ours in all."""
+    theirs = [_answering(20.0), _answering(20.0, 4, defect)]
+    monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks([_answering(9.0), _answering(10.0)]))
+    monkeypatch.setattr(comm_device, "peers", lambda ranks, python: Ranks(theirs))
+    result = comm_device.bench(2, "send", blocks=3, python="made", sizes=(1 << 10, 1 << 12, 1 << 14))
+    later = ["ours"] if "exit" in defect else ["nccl", "ours"]
+    assert [sorted(c.us) for c in result.cases] == [["nccl", "ours"], ["ours"], later]
+    assert all(us == [10.0] * 3 for c in result.cases for who, us in c.us.items() if who == "ours")
+    assert all(p.poll() is not None for p in theirs)
+    record.load(record.write(MACHINE, "comm-device", {**body(), "comm": result.body()}, tmp_path))
+
+
+def test_a_rank_of_ours_that_ends_is_no_success(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe to it breaks, as that to a reader of the output does, which is none of the command's fault."""
+    mine = [_answering(9.0), _answering(9.0, 0, "sys.exit(7)")]
+    monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks(mine))
+    monkeypatch.setattr(command, "gpu_class", lambda devices: GpuClass.from_key(MACHINE))
+    monkeypatch.setenv(engine.VISIBLE, "0,1")
+    assert cli.main(["bench", "comm", "--device", "--case", "send"]) == 3 and "exit status 7" in capsys.readouterr().err
+    gone = [_answering(9.0), _answering(9.0)]
+    monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks(gone))
+    monkeypatch.setattr(comm_device, "calls_of", lambda nbytes, graph: (gone[1].kill(), gone[1].wait()) and 1)
+    assert cli.main(["bench", "comm", "--device", "--case", "send"]) == 3 and "exit status -9" in capsys.readouterr().err
+
+
+def test_what_was_not_measured_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A budget that is spent, and a call of ours that fails: on the screen, in the record, on the page. Of nothing is no record."""
+    monkeypatch.setattr(command, "gpu_class", lambda devices: GpuClass.from_key(MACHINE))
+    monkeypatch.setattr(command.record, "clean_commit", lambda: "a" * 40)
+    write, failing = record.write, "print(json.dumps({'error': 'planted'}), flush=True); continue"
+    monkeypatch.setattr(command.record, "write", lambda *a: write(*a, tmp_path))
+    monkeypatch.setattr(command, "_require_whole", lambda args: None)
+    monkeypatch.setenv(engine.VISIBLE, "0,1")
+    monkeypatch.setattr(comm_device, "ours", lambda ranks: Ranks([_answering(9.0), _answering(10.0, 5, failing)]))
+    words = ["bench", "comm", "--device", "--case", "send", "--record"]
+    assert cli.main(words) == 1
+    assert "NOT MEASURED: send 4096 graph\n" in capsys.readouterr().out
+    (path,) = tmp_path.glob("*/comm-device.json")
+    assert record.load(path)["comm"]["left"] == ["send 4096 graph"]
+    assert "not measured: send 4096 graph" in docs.devices(record.records(tmp_path))
+    path.unlink()
+    now = iter([0.0])
+    monkeypatch.setattr(comm_device, "time", SimpleNamespace(monotonic=lambda: next(now, 9.0)))
+    assert cli.main([*words, "--budget", "5"]) == 1 and not list(tmp_path.glob("*/*.json"))
+    assert f"NOT MEASURED: {', '.join(f'send {nbytes} graph' for nbytes in comm_device.SIZES)}" in capsys.readouterr().out
+
+
+def test_ranks_compute_on_the_gpus_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    """As the peers beside them do; fewer of them than ranks are refused before anything is started."""
+    seen = list[str]()
+    with monkeypatch.context() as patch:
+        patch.setattr(comm_device, "Ranks", lambda processes: processes)
+        patch.setattr(comm_device.subprocess, "Popen", lambda *a, env, **k: seen.append(env[engine.VISIBLE]))
+        for visible in ("4,7", "4,7,5"):
+            patch.setenv(engine.VISIBLE, visible)
+            comm_device.ours(2)
+    assert seen == ["4,7", "7,4"] * 2
+    monkeypatch.setenv(engine.VISIBLE, "1")
+    monkeypatch.setattr(command, "gpu_class", lambda devices: GpuClass.from_key(MACHINE))
+    monkeypatch.setattr(command, "_runs_here", lambda cfg: None)
+    monkeypatch.setattr(comm_device, "bench", lambda *a, **k: pytest.fail("measured"))
+    monkeypatch.setattr(step_ranks, "bench", lambda *a, **k: pytest.fail("measured"))
+    tiny(tmp_path, "cuda")
+    for words in (["comm", "--device"], ["step", str(tmp_path / "gpt.toml")]):
+        assert cli.main(["bench", *words, "--nproc", "2"]) == 3 and "2 ranks, 1 GPU" in capsys.readouterr().err
+
+
+def test_others_do_not_wait_for_a_rank_that_has_ended() -> None:
+    waits = _rank("import time; print('{}', flush=True); time.sleep(60)")
+    ranks, began = Ranks([waits, _answering(1.0, 0, "sys.exit(7)")]), time.monotonic()
+    with pytest.raises(MachineError, match="exit status 7"):
+        ranks.ask(op="x")
+    assert waits.poll() is not None and time.monotonic() - began < 20
 
 
 def test_a_case_is_one_line() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from made_bench import MADE, SMALL, MadeClocks, MadeTime, calm, gpu_of_small_cal
 
 from alpha.bench import agreement, command, kernel, ours, peers_torch
 from alpha.bench.peer import ROOT, Peer
+from alpha.bench.team import Team
 from alpha.cli import main
 from alpha.cuda_runtime import nvml
 from alpha.cuda_runtime.memory import Span, download
@@ -529,6 +531,18 @@ def test_throttled_pairs_go_and_too_many_are_an_error(monkeypatch: pytest.Monkey
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_starts_a_peer_may_print(tmp_path: Path) -> None:
+    """A script in the place of a Python says something of its own first: the peer is not there, and that is a line."""
+    stub = tmp_path / "python"
+    stub.write_text(f"#!/bin/sh\necho activated\nexec {sys.executable} \"$@\"\n")
+    stub.chmod(0o755)
+    with Peer(str(stub), "cpu", 1) as peer:
+        assert peer.served is None and "gave no answer to 'open': something else on its output" in peer.why
+    with Team("PyTorch", [[str(stub), "-c", "input()"]] * 2, [dict(os.environ)] * 2, foreign=True) as team:
+        with pytest.raises(ServedError, match="something else on its output"):
+            team.ask("memory")
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from alpha.bench.step_ranks import Result, Row, Session
 from alpha.bench.team import Team
 from alpha.bench.variants import AUTOCAST, DDP, FSDP2, MASTER, Ranked, Variant, ranked
 from alpha.errors import AlphaError, CorruptError
-from alpha.profile.served import ServedError
+from alpha.profile.served import PATIENCE, ServedError
 from alpha.train.catalogue import catalogue
 
 pytestmark = pytest.mark.usefixtures("warm_peers")
@@ -153,6 +153,19 @@ def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert by_name(result)[OURS_2].ns > 0
 
 
+def test_a_budget_does_not_cut_short_how_ours_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model takes longer than an answer is waited for behind the budget, and without ours nothing has a figure."""
+    ask, waited = Team.ask, dict[str, float]()
+
+    def noted(self: Team, do: str, **arguments: Any) -> list[Any]:
+        waited[do] = min(waited.get(do, math.inf), arguments.get("patience", PATIENCE))
+        return ask(self, do, **arguments)
+
+    monkeypatch.setattr(Team, "ask", noted)
+    assert not measured(tmp_path, monkeypatch, budget=1e-9, rounds=1).why
+    assert (waited["open"], waited["take"], waited["taken"]) == (step_ranks.START_S, PATIENCE, PATIENCE)
+
+
 @pytest.mark.parametrize("left,before", [(5.0, ""), (0.0, "not measured: the budget was spent; ")])
 def test_silence_behind_the_budget_is_no_fault_of_the_peer(tmp_path: Path, left: float, before: str) -> None:
     """For an answer is waited for 30 s there, and to build a large model takes longer."""
@@ -258,6 +271,9 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     tiny(tmp_path)
     assert cli.main(["bench", "step", str(tmp_path / "gpt.toml"), "--nproc", "0"]) == 2
     assert "--nproc is too small" in capsys.readouterr().err
+    assert cli.main(["bench", "step", str(tmp_path / "gpt.toml"), "--nproc", "3"]) == 2
+    told = capsys.readouterr().err
+    assert "--nproc 3" in told and "take --nproc 2" in told and "building" not in told, "of no key of the run file, and at once"
 
 
 @pytest.mark.parametrize("zero", [0, 1])

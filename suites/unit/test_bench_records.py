@@ -114,6 +114,12 @@ def test_regions_show_the_record(place: Path) -> None:
     assert readme.startswith("# It\n") and readme.endswith("More.\n") and "Not recorded" in readme  # the whole run is not
 
 
+def test_words_of_a_peer_end_no_row_of_a_table() -> None:
+    held = committed("cuda_sm90_H200/step-gpt2-124m")
+    held["step"]["rows"].append({**held["step"]["rows"][-1], "name": "x", "ns": None, "why": "RuntimeError: an illegal | access\nmore"})
+    assert docs.steps([held]).splitlines()[-1] == "| x |" + 7 * " - |" + " RuntimeError: an illegal \\| access more |"
+
+
 def test_the_headline_is_of_a_class_whose_evidence_ships() -> None:
     """A step recorded on another GPU stands in the tables alone, however fast."""
     one = {"subject": "step-gpt2-124m", "machine": reference_classes(shipped_root())["cuda"], **body("0" * 40)}
@@ -422,6 +428,25 @@ def test_a_step_is_recorded(place: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert path.read_text().count("\n") < 150  # numbers of a line stand on one
     docs.fill(record.records(place / "baselines" / "bench"), place, write=True)
     assert "t, 4 x 32 tokens" in (place / "docs" / "log.md").read_text()
+
+
+def test_a_record_and_json_do_not_cost_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After minutes of measurement: a full disk behind --json, or figures that are refused."""
+    tiny(tmp_path)
+    kept, out = list[str](), tmp_path / "out.json"
+    monkeypatch.setattr(command.record, "clean_commit", lambda: "0" * 40)
+    monkeypatch.setattr(step, "bench", lambda *a, **k: step.Result("t", "s", "m", {}, "h", "machine", "v", 1))
+    monkeypatch.setattr(command, "_keep", lambda machine, *more: kept.append(machine))
+    words = ["bench", "step", str(tmp_path / "gpt.toml"), "--record", "--json"]
+
+    def refused(*arguments: object) -> None:
+        raise CorruptError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_write", refused)
+        assert main([*words, str(out)]) == 2 and kept == ["machine"]
+    monkeypatch.setattr(command, "_keep", refused)
+    assert main([*words, str(out)]) == 2 and json.loads(out.read_text())["step"]["run"] == "t"
 
 
 def test_kernels_are_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emulated_gpu import emulated
 from made_bench import MADE, MadeClocks, calm, first_steps, gpu_of_small_calls, made, pytorch, tiny
+from rich.console import Console
 
-from alpha.bench import agreement, command, step
+from alpha import cli
+from alpha.bench import agreement, command, floor, kernel, step, step_ranks
 from alpha.bench.peer import Peer
 from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
 from alpha.cli.arguments import parser
+from alpha.config import Data
 from alpha.cuda_runtime.nvml import Reading
-from alpha.errors import InputError
+from alpha.data.tokenizer import ByteTokenizer
+from alpha.errors import InputError, MachineError
 from alpha.flops.v1 import VERSION
 from alpha.optim.init import fill_initial
 from alpha.train import loop
-from alpha.train.assemble import program_for
+from alpha.train.assemble import flops_for, program_for
 from alpha.train.catalogue import catalogue
+from alpha.train.planned import plan_run
 from alpha.train.spots import Spots
 
 pytestmark = pytest.mark.usefixtures("warm_peers")
@@ -42,6 +48,7 @@ def torch() -> Iterator[Peer]:
 
 
 NAMES = [v.name for v in variants(False, "f32")]
+HOT, LEAST = floor.Hot(1.0, 1.0, 1.0, 1), floor.Floor(1.0, 1.0, 1.0)
 
 
 def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +138,27 @@ def test_what_waits_on_the_host_has_no_device(tmp_path: Path, monkeypatch: pytes
     assert "does not have the device" in next(r for r in found.rows if r.name == NAMES[0]).why
 
 
+def test_a_peer_that_keeps_too_much_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits on the host may leave the peer's own context and buffers: where ours finds no room beside them, the others go on."""
+    calm(monkeypatch)
+    cfg, kept = tiny(tmp_path), list[str]()
+    known = first_steps(cfg, tmp_path)
+    parked, opened, park, leave = list[str](), step.Ours.__init__, step.Theirs.park, step.Theirs.__exit__
+
+    def full(self: step.Ours, *arguments: object, **more: object) -> None:
+        if kept:
+            raise MachineError("the run does not fit into the GPU's memory")
+        opened(self, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(step.Ours, "__init__", full)
+    monkeypatch.setattr(step.Theirs, "park", lambda self: kept.append("kept") if not parked else park(self))
+    monkeypatch.setattr(step.Theirs, "__exit__", lambda self, *error: (parked.extend(kept), kept.clear(), leave(self, *error)) and None)
+    found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, flag=str(tmp_path / "flag")))
+    rows = {r.name: r for r in found.rows}
+    assert "ours finds no room beside what the peer keeps" in rows[NAMES[0]].why
+    assert not rows[NAMES[1]].why and len(rows[NAMES[1]].blocks) == step.APART and found.quoted == NAMES[1]
+
+
 def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not measured is a line that says so; a trial decides whether a variant is worth all rounds."""
     calm(monkeypatch)
@@ -185,6 +213,41 @@ def test_the_first_step_of_ours_is_looked_at_once(tmp_path: Path, monkeypatch: p
                        command=made(**known, flag=str(tmp_path / "flag")))
     row = next(r for r in found.rows if r.name == NAMES[0])
     assert not row.why and len(row.blocks) == step.APART and looked == [0] and len(parked) == step.APART - 1
+
+
+WORDS = "RuntimeError: [/pytorch/third_party/gloo/pair.cc:544] Connection closed by peer [rank1]"
+
+
+@pytest.mark.parametrize("show", [
+    lambda out: command.show_step(step.Result("t", "s", "m", {}, "h", "m", "v", 2, rows=[step.Row("torch", why=WORDS)], why=WORDS), out),
+    lambda out: command.show_ranks(step_ranks.Result("t", "s", "m", {}, "h", "m", "v", 2, 128, why=WORDS, rows=[
+        step_ranks.Row("DDP", "torch", 2, why=WORDS), step_ranks.Row("ours", "ours", 2, unknown=WORDS)]), out),
+    lambda out: command.show(kernel.Result("c", "k", "s", rows=[kernel.Row("torch", why=WORDS)]), out),
+    lambda out: command.show(kernel.Result("c", "k", "s", why=WORDS), out),
+    lambda out: floor.show(floor.Result("t", "s", "h", "m", WORDS, [[1e9, 1.0]], [
+        floor.Row("matmul", "f32[]", floor.PRODUCT, 1, 1, 1, 1.0, HOT, why=WORDS)], HOT, HOT, 1e9, 1.0, LEAST, LEAST), out),
+])  # fmt: skip
+def test_words_of_another_process_are_shown_as_they_are(show: Callable[[Console], None]) -> None:
+    """What looks like markup in them ends no command, behind which figures are still to be kept, and hides nothing."""
+    out = StringIO()
+    show(Console(file=out, width=400, highlight=False))
+    lines = [line for line in out.getvalue().splitlines() if "RuntimeError" in line]
+    assert lines and all(WORDS in line for line in lines)
+
+
+def test_the_model_is_as_wide_as_the_one_that_would_be_trained(tmp_path: Path) -> None:
+    """model.vocab_size, a tokenizer's own file, and prepared data all have other ids than data.vocab says."""
+    cfg, file, text = tiny(tmp_path), tmp_path / "t.json", tmp_path / "text.txt"
+    ByteTokenizer().save(file)
+    text.write_text("".join(f"line {i} of a text\n" for i in range(400)))
+    assert cli.main(["data", "prepare", str(text), "--part", "200", "--out", str(tmp_path / "made"), "--tokenizer", "bytes"]) == 0
+    wide, own = tiny(tmp_path, more="vocab_size = 512"), replace(cfg.data, vocab=Data.vocab)
+    filed = replace(cfg, data=replace(own, tokenizer_file=str(file)))
+    made_before = replace(cfg, data=replace(own, corpus=str(tmp_path / "made")))
+    for run, ids in ((cfg, 264), (wide, 512), (filed, 257), (made_before, 257)):
+        assert step.ids_of(run) == plan_run(run, catalogue()).vocabulary == ids
+    result = step.bench(wide, catalogue(), None, rounds=1, steps=1)
+    assert result.shape.endswith("vocabulary 512") and result.flops["per_token"] == flops_for(wide, 512).per_token
 
 
 def test_what_the_peer_does_not_do_is_said(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from alpha.component import Catalogue
 from alpha.gates import audit, run
 from alpha.gates.adversarial import catches
 from alpha.gates.run import Done, Task
-from alpha.registry.judge import NOT_RUN, Judgement
-from alpha.registry.status import Registry
+from alpha.registry.judge import FAIL, NOT_RUN, Judgement
+from alpha.registry.status import GateStatus, Registry, Status
 from alpha.train.catalogue import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +67,14 @@ def session(folder: Path, *arguments: str, gpu: bool = False, gate: bool = False
     done = warm.run(["-m", "pytest", "-q", *plugins, "--evidence", "none", "-c", ROOT / "pyproject.toml", "--rootdir", folder,
                      folder / "test_made.py", *arguments], cwd=folder, timeout=300)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_why_a_gate_failed_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like markup in the words of an error ends no command and hides nothing."""
+    why, (out, text) = "OSError: [/usr/lib/x.so] is no library [of ours]", _out()
+    gates = {"parity": GateStatus("parity", FAIL, why)}
+    monkeypatch.setattr(Registry, "status", lambda self, component: Status(component, gates))
+    assert gating.cmd_explain("gelu.f32.cpu", console=out) == 1 and why in text.getvalue()
 
 
 def test_the_h100_suite_without_a_gpu_is_3(tmp_path: Path) -> None:

@@ -154,6 +154,13 @@ def test_a_candidate_that_cannot_be_loaded_is_bad_input(tmp_path: Path) -> None:
         run.gates(made(tmp_path, "def softmax(:"), "parity")
 
 
+def test_a_candidate_that_answers_as_it_is_imported_is_bad_input(tmp_path: Path) -> None:
+    """It finds the judge's pipe among the open files of its process."""
+    noise = "import os\nfor fd in range(1, 20):\n    try:\n        os.write(fd, b'[\\n')\n    except OSError:\n        pass\n"
+    with pytest.raises(InputError, match="cannot be loaded"):
+        run.gates(made(tmp_path, noise + HONEST), "parity")
+
+
 def test_clock_and_statistics_are_out_of_reach(tmp_path: Path) -> None:
     """5, 27: patched in its own process, they say nothing to the judge."""
     slow = CHEAT + '''

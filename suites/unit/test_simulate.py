@@ -19,6 +19,7 @@ from alpha import config
 from alpha.bench import docs, record, simulated
 from alpha.bench.simulated import Rates
 from alpha.cli import main
+from alpha.data.tokenizer import ByteTokenizer
 from alpha.errors import AlphaError, GraphError, InputError
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
@@ -293,6 +294,25 @@ def test_a_step_on_many_says_what_it_rests_on() -> None:
     alone = simulated.predict(cfg(GPT), 2, records(), "cuda_sm90_H100-80GB-HBM3")
     held = next(r for r in records() if (r["machine"], r["subject"]) == ("cuda_sm90_H100-80GB-HBM3", "step-gpt2-124m"))
     assert alone.one == pytest.approx(held["step"]["rows"][0]["ns"]) and "one GPU as measured on cuda_sm90_H100-80GB-HBM3" in alone.notes
+
+
+def test_a_record_is_of_a_model_whoever_gives_its_ids(tmp_path: Path) -> None:
+    """The run file of the scaling run says model.vocab_size where the recorded one says data.vocab; a tokenizer's file has other ids."""
+    wide = simulated.predict(cfg(GPT.with_name("gpt2-124m-scaling.toml")), 1, records(), "cuda_sm90_H200")
+    assert wide.one == simulated.predict(cfg(GPT), 1, records(), "cuda_sm90_H200").one and not wide.estimated
+    ByteTokenizer().save(tmp_path / "t.json")
+    other = [f"data.tokenizer_file={tmp_path / 't.json'}", "data.vocab=512", "data.sample=4000000"]
+    with pytest.raises(InputError, match="no floor record of this model"):
+        simulated.predict(cfg(GPT, *other), 1, records(), "cuda_sm90_H200")
+
+
+@pytest.mark.parametrize("missing", ["comm-device", "floor-llama-1b"])
+def test_a_step_that_nothing_predicts_yet_costs_no_other_line(missing: str) -> None:
+    """Recorded before what a simulation of it rests on; the pages are filled from the others."""
+    whole, fewer = ([(x.run, x.machine) for x in simulated.recorded(of)] for of in (records(), [
+        r for r in records() if r["subject"] != missing or (missing == "comm-device" and "x4-" not in r["machine"])]))
+    gone = [x for x in whole if (x[1].endswith("x4-nvlink") if missing == "comm-device" else x[0].startswith("llama-1b"))]
+    assert gone and fewer == [x for x in whole if x not in gone]
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {

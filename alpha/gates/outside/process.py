@@ -68,6 +68,9 @@ class Candidate:
             if foreign and "needs a GPU" in str(error.came):
                 raise MachineError("this machine lacks what the candidate needs", came=error.came) from None
             raise InputError("the candidate cannot be loaded", came=error.came, do="mend its file") from None
+        except ValueError as error:
+            self.close()
+            raise InputError("the candidate cannot be loaded", came=f"it wrote between the answers: {error}", do="mend its file") from None
         self.threads = self.tasks()
 
     def _environment(self) -> Mapping[str, str]:
