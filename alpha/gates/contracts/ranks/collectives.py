@@ -610,6 +610,11 @@ CHOICES: tuple[tuple[Rule, str, int, dict[int, str]], ...] = (
     (ACROSS, "broadcast", 4, {KIB: "halving", 64 * MIB: "halving"}),
     (replace(ACROSS, hosts=(0, 0, 0, 0, 4, 4, 4, 4)), "broadcast", 8, {KIB: "halving", 64 * MIB: "halving"}),
     (replace(ACROSS, hosts=(0, 0, 2, 2, 4, 4, 6, 6)), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
+    # where the way inside a host is the slow one, by messages or by bytes, rings are as slow as it
+    (replace(ACROSS, hosts=(0, 0, 2, 2, 4, 4, 6, 6), near_latency=500 * US), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
+    (replace(ACROSS, hosts=(0, 0, 2, 2, 4, 4, 6, 6), near_inverse_bandwidth=1e-8), "broadcast", 8, {KIB: "halving", 64 * MIB: "halving"}),
+    (replace(ACROSS, hosts=(0, 0, 0, 0, 4, 4, 4, 4), near_latency=500 * US), "all_gather", 8, {KIB: "direct"}),
+    (replace(ACROSS, hosts=(0, 0, 0, 0, 4, 4, 4, 4), near_inverse_bandwidth=1e-8), "all_gather", 8, {64 * MIB: "direct"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 2, {KIB: "direct", 64 * MIB: "direct"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_gather", 4, {KIB: "direct", 64 * MIB: "direct"}),
