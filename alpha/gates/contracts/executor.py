@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Event
+from threading import Event, current_thread
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
@@ -263,6 +264,121 @@ def _overlaps(rng: np.random.Generator) -> Measured:
         out = executor.run("overlaps", {"x": given})
         held += [np.array_equal(out["y"], 3 * given), np.array_equal(out["second"].ravel(), 2 * given)]
     return yes(held == [True] * 3, str(held), cases=3)
+
+
+def _sides(rng: np.random.Generator) -> Measured:
+    """What is put beside compute runs there, whether it takes and gives something or not, alone or behind another one: compute goes on to
+    its end, and the plan has run when that has."""
+    wrong, kinds = list[str](), (("send",), ("receive",), ("all_reduce",), ("send", "send"), ("receive", "send"))
+    main = current_thread()
+    for kind in kinds:
+        t = Tracer("sides")
+        x = t.input("x", (64,), "f32")
+        t.stream = COMM
+        for i, op in enumerate(kind):
+            if op == "send":
+                t.send(x, group="dp", size=2, to=1)
+                continue
+            t.output(f"given{i}", t.receive(shape=(64,), dtype="f32", group="dp", size=2, source=1) if op == "receive" else
+                     t.all_reduce(x, group="dp", size=2, reduce="sum"))
+        t.stream = COMPUTE
+        t.output("y", t.gelu(x, approximate="tanh"))
+        done, on = Event(), list[tuple[bool, bool]]()
+
+        def beside(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs, done: Event = done,
+                   on: list[tuple[bool, bool]] = on) -> Callable[[], None]:
+            def run() -> None:
+                away = current_thread() is not main
+                on.append((away, away and done.wait(20)))
+                for out in outs:
+                    out[...] = 7
+            return run
+
+        def last(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs, done: Event = done) -> Callable[[], None]:
+            def run() -> None:
+                outs[0][...] = ins[0]
+                done.set()
+            return run
+
+        catalogue = _instead(send=beside, receive=beside, all_reduce=beside, gelu=last)
+        p = _of_two("sides", lower(t.graph, catalogue, "cpu", 1, {}))
+        given = rng.integers(-99, 100, 64).astype(np.float32)
+        with CpuExecutor(p, catalogue, _LateWorld()) as executor:
+            out = executor.run("sides", {"x": given})
+            good = on == [(True, True)] * len(kind) and all(np.array_equal(v, given if k == "y" else given * 0 + 7) for k, v in out.items())
+        wrong += [] if good else [f"{' and '.join(kind)}: beside compute, until it is done: {on}"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=len(kinds))
+
+
+def _failed(rng: np.random.Generator) -> Measured:
+    """One of three collectives fails before compute has come to what needs the second, or while it waits there: that does not begin, nor
+    what is behind it, nor a collective behind the one that failed. The error comes, and the next run is as if nothing had been."""
+    wrong, ran, at = list[str](), list[str](), [0, False]
+    t = Tracer("failed")
+    x = t.input("x", (64,), "f32")
+    t.stream = COMM
+    sums = [t.all_reduce(t.reshape(x, shape=shape), group="dp", size=2, reduce="sum") for shape in ((1, 64), (2, 32), (4, 16))]
+    t.stream = COMPUTE
+    y = t.gelu(x, approximate="tanh")
+    y = t.scale(t.add(t.reshape(sums[1], shape=(64,)), y), factor=2.0)
+    t.output("y", y)
+    t.output("first", sums[0])
+    t.output("last", t.add(t.reshape(sums[2], shape=(64,)), y))
+
+    def exchange(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        def run() -> None:
+            if at[0] == len(ins[0]):
+                waits.wait(20 * at[1])
+                raise InputError("a collective")
+            ran.append(f"sum {len(ins[0])}")
+            np.add(ins[0], ins[0], out=outs[0])
+        return run
+
+    def first(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        def run() -> None:
+            ran.append("first")
+            outs[0][...] = ins[0]
+            end = time.monotonic() + 20
+            while at[0] and not at[1] and not comm.stopped and time.monotonic() < end:
+                time.sleep(0.001)
+        return run
+
+    def adds(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        def run() -> None:
+            ran.append("add")
+            np.add(ins[0], ins[1], out=outs[0])
+        return run
+
+    def scales(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        def run() -> None:
+            ran.append("scale")
+            np.multiply(ins[0], 2, out=outs[0])
+        return run
+
+    def wait(number: int | None = None) -> None:
+        waits.set()
+        waited(number)
+
+    catalogue = _instead(all_reduce=exchange, gelu=first, add=adds, scale=scales)
+    p = _of_two("failed", lower(t.graph, catalogue, "cpu", 1, {}))
+    given, cases = rng.integers(-99, 100, 64).astype(np.float32), 0
+    with CpuExecutor(p, catalogue, _LateWorld()) as executor:
+        assert executor._comm is not None
+        comm, waits, waited = executor._comm, Event(), executor._comm.wait
+        with mock.patch.object(comm, "wait", wait):
+            for late in (False, True):
+                for fails in (1, 2):
+                    at[:], cases = [fails, late], cases + 1
+                    ran.clear()
+                    waits.clear()
+                    told = refuses(InputError, partial(executor.run, "failed", {"x": given})).error == 0
+                    want = ["first", *(f"sum {n}" for n in (1, 2) if n < fails)]
+                    wrong += [] if told and sorted(ran) == want else [f"sum {fails} fails{' late' * late}: {told}, {ran}, not {want}"]
+                    at[:] = [0, False]
+                    out = executor.run("failed", {"x": given})
+                    good = np.array_equal(out["y"], 6 * given) and np.array_equal(out["last"], 8 * given)
+                    wrong += [] if good else [f"sum {fails} fails{' late' * late}: the next run gives something else"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
 
 
 def _replay_names(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -561,7 +677,8 @@ def _hashes(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
-        "parity": [("beside", _beside), ("overlaps", _overlaps), ("gets-on", _gets_on), ("hashes", _hashes), ("inspected", _inspected),
+        "parity": [("beside", _beside), ("overlaps", _overlaps), ("sides", _sides), ("gets-on", _gets_on), ("hashes", _hashes),
+                   ("inspected", _inspected),
                    ("handed-over", _handed_over), ("extents", effects.counted_rows), ("extents-of-ranks", effects.ranks_count),
                    *both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in both(_eval_reads_only)],
@@ -574,7 +691,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
         "determinism": [*both(_bits), *[(f"watched-{n}", c) for n, c in both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in both(_replay_names)], *[(f"inputs-{n}", c) for n, c in both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in both(bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
-                   ("other-scratch", _other_scratch), ("extent-outside", effects.refuse_rows),
+                   ("failed", _failed), ("other-scratch", _other_scratch), ("extent-outside", effects.refuse_rows),
                    ("extents-apart", effects.refuse_other_counts),
                    ("extent-of-other-rows", effects.refuse_other_rows)],
     },

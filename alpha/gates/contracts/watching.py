@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from itertools import count, pairwise
+from itertools import combinations, count, pairwise
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -348,11 +350,72 @@ MANY = 20_000
 """Calls that take longer to pass over than a thread that waits for them takes to wake."""
 
 
+class _Held(SimpleQueue[Any]):
+    """In place of a stream's calls: what takes them gets no more once it has so many, until `go`. `held`: it stands there."""
+
+    def __init__(self) -> None:
+        self.most, self.taken, self.held, self.go = 0, 0, threading.Event(), threading.Event()
+
+    def get(self, *args: Any, **given: Any) -> Any:
+        """The next one, in its time."""
+        found = super().get(*args, **given)
+        if self.taken == self.most:
+            self.held.set()
+            self.go.wait(MOMENT_S)
+        self.taken += 1
+        return found
+
+
+def _waited(n: int, fails: int, held: int, number: int | None) -> list[str]:
+    """What is wrong where of n calls one has failed, and whoever waits for call `number`, or for all, does so before the stream has come to
+    call `held`, counted from 0: it goes on when that one sleeps, and not before."""
+    with mock.patch(f"{Stream.__module__}.SimpleQueue", _Held):
+        stream = Stream("held")
+    calls, ran, told, wait = stream._calls, list[int](), list[str](), stream._changed.wait
+    assert isinstance(calls, _Held)
+    calls.most = held
+
+    def call(i: int) -> None:
+        if i == fails:
+            raise InputError(f"call {i}")
+        ran.append(i)
+
+    def sleep(timeout: float | None = None) -> bool:
+        calls.go.set()
+        if not wait(MOMENT_S):
+            raise TimeoutError
+        return True
+
+    for i in range(n):
+        stream.give(partial(call, i))
+    there = calls.held.wait(MOMENT_S)
+    with mock.patch.object(stream._changed, "wait", sleep):
+        try:
+            stream.wait(number)
+            told.append("no error")
+        except InputError as error:
+            told.append(error.what)
+        except TimeoutError:
+            told.append("nothing")
+    ended = stream._ended
+    calls.go.set()
+    stream.close()
+    good = there and told == [f"call {fails}"] and ran == [*range(fails)] and ended == n
+    return [] if good else [f"call {fails} of {n} fails, {number or 'all'} waited for at call {held}: {told} at {ended}, {ran} have run"]
+
+
 def errors(rng: np.random.Generator) -> Measured:
     """Of calls on a stream one fails: those before it have run, those behind it do not, and whoever waits for all or for one of them has
-    the error once all are over, whether that is so already or not; then the stream goes on. None of many runs behind one that failed."""
+    the error once all are over, whether that is so already or not; then the stream goes on. None of many runs behind one that failed, nor
+    of few, whichever of them is waited for and whichever the stream has come to."""
     wrong, cases = list[str](), 8
-    for case in range(cases):
+    for n in (2, 3, 4):
+        for fails, held in combinations(range(n), 2):
+            for number in (*range(1, n + 1), None):
+                wrong, cases = wrong or _waited(n, fails, held, number), cases + 1
+    if wrong:
+        return yes(False, wrong[0][:200], cases=cases)
+    for case in range(8):
         stream, ran, n, go = Stream(f"told {case}"), list[int](), int(rng.integers(2, 6)), threading.Event()
         named = [t.name for t in threading.enumerate()].count(f"told {case}")
         wrong += [] if named == 1 else [f"{named} threads bear the stream's name"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
+from itertools import chain, combinations, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -232,6 +232,27 @@ def _order_is_reachability(rng: np.random.Generator) -> Measured:
         wrong += sum(len({streams[j] for j in order.waits(i)}) != len(order.waits(i)) for i in run)
         wrong += sum(list(order.waits(i)) != sorted(order.waits(i)) for i in run)
     return Measured(error=float(wrong), bound=0.0, cases=cases)
+
+
+def _windows_closed(rng: np.random.Generator) -> Measured:
+    """Every order of four calls of two streams, and of three of any: a call beside compute may begin behind the last call of compute that
+    it knows of, and is over before the first one that knows of it; where several streams run beside compute, once that one is."""
+    wrong, cases = list[str](), 0
+    for n, kinds in ((4, (COMPUTE, COMM)), (3, (COMPUTE, COMM, "third", None))):
+        waits = [[*chain(*(combinations(range(i), k) for k in range(i + 1)))] for i in range(n)]
+        for streams in product(kinds, repeat=n):
+            beside = {s for s in streams if s}
+            for after in product(*waits):
+                order = Order(streams, after)
+                compute = [j for j in range(n) if streams[j] == COMPUTE]
+                for i in range(n):
+                    known = [j for j in compute if j < i and order.before(j, i)]
+                    knows = [j for j in compute if j > i and order.before(i, j)]
+                    want = max(known, default=-1) + 1, min(knows) - (len(beside) == 1) if knows else n
+                    want = want if streams[i] and len({*streams} - {None}) > 1 else (i, i)
+                    wrong += [] if order.window(i) == want else [f"call {i} of {streams} after {after}: {order.window(i)}, not {want}"]
+                cases += n
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
 
 
 def _refuse_late_wait(rng: np.random.Generator) -> Measured:
@@ -516,9 +537,9 @@ CASES: Cases = {
     "memory.pass": {"parity": [*[(f"ownership-{n}", c) for n, c in both(_ownership)],
                                *[(f"bits-{n}", c) for n, c in both(_planned_equals_fresh)],
                                *[(f"exact-{n}", c) for n, c in both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in both(_shares)],
-                               ("order", _order_is_reachability), ("beside", _beside_is_apart), ("streams", _streams_drawn),
-                               ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned),
-                               ("read-twice", _read_twice),
+                               ("order", _order_is_reachability), ("windows", _windows_closed), ("beside", _beside_is_apart),
+                               ("streams", _streams_drawn), ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept),
+                               ("aligned", _aligned), ("read-twice", _read_twice),
                                ("packed", _packed_as_said), ("two-readers", _two_readers), ("scattered", _scattered_apart),
                                ("largest-first", _largest_first),
                                ("any-order", _named_in_any_order),

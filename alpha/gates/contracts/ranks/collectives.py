@@ -10,7 +10,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from functools import reduce as fold
 from types import SimpleNamespace
@@ -106,15 +106,39 @@ LAYOUTS = {4: ((0, 0, 2, 2), (0, 0, 0, 3)), 6: ((0, 0, 2, 2, 4, 4), (0, 0, 0, 3,
 """Number of members -> the host of each: some add on each host first, some cannot."""
 
 
+@dataclass(frozen=True)
+class Asked(Rule):
+    """A rule that keeps what it is asked, and its answers."""
+
+    asked: list[tuple[str, int, int, int]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+
+    def choose(self, op: str, members: int, nbytes: int, together: int = 1) -> str:
+        """As the rule does."""
+        self.asked.append((op, members, nbytes, together))
+        self.answers.append(super().choose(op, members, nbytes, together))
+        return self.answers[-1]
+
+
 def at_apart(world: World, op: str, seed: int) -> Found:
-    """The same over hosts, as a rule says that they lie: every algorithm and the one that is chosen, one draw of count and type each."""
-    group, wrong, calls, rng = world.group(WORLD), [], 0, np.random.default_rng(seed)
-    for hosts in LAYOUTS[world.size]:
+    """The same over hosts, as a rule says that they lie: every algorithm and the one that is chosen, one draw of count and type each. The
+    rule is asked once, about a member's operand and who is together; what runs is what was named, or what the rule has answered."""
+    group, wrong, calls, rng, n = world.group(WORLD), [], 0, np.random.default_rng(seed), world.size
+    assert isinstance(group.transport, SharedMemory)
+    group.transport = seen = Keeping(group.transport)
+    for hosts in LAYOUTS[n]:
         for algorithm in ("", *ALGORITHMS.get(op, ())):
-            world.rule = replace(ACROSS, hosts=hosts, latency=float(rng.choice([ACROSS.latency, 0.0])))
+            world.rule = rule = Asked(**vars(replace(ACROSS, hosts=hosts, latency=float(rng.choice([ACROSS.latency, 0.0])))))
             for dtype in rng.permutation([d for d in DTYPES if summed(op, d, "sum")])[:3].tolist():
-                wrong.append(one(group, op, dtype, int(rng.integers(1, 6000)), algorithm=algorithm, in_place=bool(rng.integers(2)),
+                for kept in (seen.ran, rule.asked, rule.answers):
+                    kept.clear()
+                count = int(rng.integers(1, 6000))
+                wrong.append(one(group, op, dtype, count, algorithm=algorithm, in_place=bool(rng.integers(2)),
                                  reduce="average" if summed(op, dtype, "average") and rng.integers(2) else "sum", seed=seed + calls))
+                nbytes = count * NUMPY[dtype].itemsize * (n if op == "reduce_scatter" else 1)
+                asked = [(op, n, nbytes, rule.together(range(n)))] * (op in ALGORITHMS and not algorithm)
+                good = rule.asked == asked and seen.ran == ([algorithm] if algorithm else rule.answers or ["direct"])
+                wrong.append("" if good else f"{op} over {hosts} asks {rule.asked}, not {asked}; runs {seen.ran}, not {rule.answers}")
                 calls += 1
     return [w for w in wrong if w], calls
 
@@ -144,12 +168,13 @@ def at_unordered(world: World, op: str, seed: int) -> Found:
 
 
 class Keeping(Mute):
-    """A transport that looks at what was to be kept, when its collective ends: `broken` counts messages that were written meanwhile."""
+    """A transport that looks at what was to be kept, when its collective ends: `broken` counts messages that were written meanwhile.
+    `ran`: the algorithm of each collective that ended."""
 
     def __init__(self, transport: SharedMemory) -> None:
         super().__init__(transport)
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
-        self.broken = 0
+        self.broken, self.ran = 0, list[str]()
 
     def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
         """Sent, and remembered where it is to be kept."""
@@ -161,6 +186,7 @@ class Keeping(Mute):
         """Until here."""
         self.broken += sum(not np.array_equal(now, then) for now, then in self._kept)
         self._kept.clear()
+        self.ran.append(about.algorithm)
         super().done(about)
 
 
@@ -610,6 +636,11 @@ CHOICES: tuple[tuple[Rule, str, int, dict[int, str]], ...] = (
     (ACROSS, "broadcast", 4, {KIB: "halving", 64 * MIB: "halving"}),
     (replace(ACROSS, hosts=(0, 0, 0, 0, 4, 4, 4, 4)), "broadcast", 8, {KIB: "halving", 64 * MIB: "halving"}),
     (replace(ACROSS, hosts=(0, 0, 2, 2, 4, 4, 6, 6)), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
+    # where the way inside a host is the slow one, by messages or by bytes, rings are as slow as it
+    (replace(ACROSS, hosts=(0, 0, 2, 2, 4, 4, 6, 6), near_latency=500 * US), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
+    (replace(ACROSS, hosts=(0, 0, 2, 2, 4, 4, 6, 6), near_inverse_bandwidth=1e-8), "broadcast", 8, {KIB: "halving", 64 * MIB: "halving"}),
+    (replace(ACROSS, hosts=(0, 0, 0, 0, 4, 4, 4, 4), near_latency=500 * US), "all_gather", 8, {KIB: "direct"}),
+    (replace(ACROSS, hosts=(0, 0, 0, 0, 4, 4, 4, 4), near_inverse_bandwidth=1e-8), "all_gather", 8, {64 * MIB: "direct"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 2, {KIB: "direct", 64 * MIB: "direct"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_gather", 4, {KIB: "direct", 64 * MIB: "direct"}),

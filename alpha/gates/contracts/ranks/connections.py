@@ -180,10 +180,32 @@ def withdrawn(rng: np.random.Generator) -> Measured:
     return measured(wrong, 4)
 
 
+def _released(slots: int) -> list[str]:
+    """What is wrong with when the sender of messages, each released once it came, hears of that, where rings have so many slots."""
+    create, heard, late = Segment.create, list[int](), slots // 2
+    with mock.patch.object(Segment, "create", lambda *args, **given: create(*args, **{**given, "slots": slots})):
+        ends = Ends()
+    try:
+        near, far = ends.lanes
+        for i in range(3 * slots):
+            ready(ends, i, b"told")
+            near.carry()
+            ends.streams[1].rest(0)
+            far.back.released[0] += 1
+            far.credit()
+            ends.streams[0].rest(0)
+            heard.append(near.out.released[0])
+    finally:
+        ends.close()
+    good = len(near.out.slots) == slots and heard == [(i + 1) // late * late for i in range(3 * slots)]
+    return [] if good else [f"of {len(near.out.slots)} slots {late} free are to be told: {heard}"]
+
+
 def freed(rng: np.random.Generator) -> Measured:
-    """A release that a broken connection lost is told on the next one, also where no message goes that way: the slot is free again. It
-    was told before, so nobody tells it of itself."""
-    wrong = list[str]()
+    """Releases are told when half of the slots are free, not before and not later, where no message goes that way. One that a broken
+    connection lost is told on the next one, also where no message goes that way: the slot is free again. It was told before, so nobody
+    tells it of itself."""
+    wrong = [w for slots in (2, 3, 4, 5, 8) for w in _released(slots)]
     for streams in (1, 2):
         ends = Ends(streams=streams)
         try:
@@ -205,7 +227,7 @@ def freed(rng: np.random.Generator) -> Measured:
             wrong += [] if near.out.released[0] == sent else [f"of {sent} slots {sent - near.out.released[0]} stay taken"]
         finally:
             ends.close()
-    return measured(wrong, 8)
+    return measured(wrong, 13)
 
 
 def unasked(rng: np.random.Generator) -> Measured:
