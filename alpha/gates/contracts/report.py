@@ -57,6 +57,8 @@ lr = 0.1
 KERNEL_TIMES = ("kernels", "busy_ns", "stamp_ns", "idle_ns", "gap_ns", "gap_sync_ns", "gap_copy_ns", "longest_gap_ns", "copies", "copy_ns",
                 "copy_overlapped_ns", "syncs", "sync_ns", "stamps", "stamp_offset_ns", "stamp_spread_ns", "switch_ns")
 OPS = ("add", "scale")
+BUCKETS = (1, 2, 1000)
+"""Of phases over time: numbers that cut any number of steps at whole ones."""
 SUMS = {"runs": "count", **{k: k for k in ("enqueue_ns", "device_ns", "wait_ns", "flops", "nbytes", "dispatches")}}
 """What a page says of an op -> the column of op_profile that it adds up."""
 LINES = {"kernel_active": (0.9, True), "bubble": (0.1, False), "comm_exposed": (0.15, False), "bandwidth_bound": (0.6, True),
@@ -91,8 +93,10 @@ class Drawn:
         if not whole and rng.random() < 0.2:
             self.facts["save_measured_ns"] = str(int(rng.integers(1, 1 << 20)))
         self.steps = {s: (int(rng.integers(1, 99)), int(rng.random() < 0.93)) for s in range(count) if rng.random() < 0.95}
+        if whole:  # a profiled step and an unprofiled one that count
+            self.steps |= {2: (7, 1), 3: (9, 1)}
         self.rows: list[dict[str, Any]] = []
-        self.profiled = dict[int, int]()
+        self.profiled = {2: 1, 3: 0} if whole else dict[int, int]()
         self.sessions: dict[tuple[int, int], dict[str, int]] = {}
         self.ops: list[dict[str, Any]] = []
         self.kernels: list[dict[str, Any]] = []
@@ -187,21 +191,23 @@ def drawn(rng: np.random.Generator, backend: str, whole: bool = False) -> Iterat
 
 
 Told = dict[str, Any]
-"""What a report says of a run: key of a figure -> [value, text, verdict, reason], and `ops`: of each op what it takes a step; or `error`:
-the class of error that refused it."""
+"""What a report says of a run: key of a figure -> [value, text, verdict, reason], `ops`: of each op what it takes a step, `over time`:
+number of buckets -> the phases over time, and `waterfall`: the phases of a mean step; or `error`: the class of error that refused it."""
 
 
 def read_all(paths: Sequence[str]) -> str:
     """What a report says of each of these runs, as JSON. Called in a process of its own."""
     from alpha.report import runs
     from alpha.report.facts import facts
-    from alpha.report.views import top_ops
+    from alpha.report.views import phases_over_time, top_ops, waterfall
 
     found: list[Told] = []
     for path in paths:
         try:
             run = runs.load(Path(path))
-            found.append({f.key: [f.value, f.text, f.verdict, f.reason] for f in judge(facts(run))} | {"ops": top_ops(run)["ops"]})
+            found.append({f.key: [f.value, f.text, f.verdict, f.reason] for f in judge(facts(run))}
+                         | {"ops": top_ops(run)["ops"], "waterfall": waterfall(run),
+                            "over time": {points: phases_over_time(run, points) for points in BUCKETS}})
         except AlphaError as error:
             found.append({"error": type(error).__name__, "what": error.what})
     return json.dumps(found)
@@ -334,6 +340,39 @@ def by_op(run: Drawn) -> dict[str, dict[str, float | None]]:
     return found
 
 
+def over_time(run: Drawn, points: int) -> tuple[list[int], dict[str, list[float]]]:
+    """The first step of each bucket, and of each phase its mean there: unprofiled steps that moved something, on the first rank."""
+    rows = [r for r in run.rows if not r["rank"] and not r["profiled"] and run.steps.get(r["step"], (0, 1))[1]]
+    rows.sort(key=lambda r: int(r["step"]))
+    count = min(points, len(rows))
+    cuts = [rows[i * len(rows) // count : (i + 1) * len(rows) // count] for i in range(count)]
+    return [cut[0]["step"] for cut in cuts], {p: [mean(r[f"{p}_ns"] for r in cut) for cut in cuts] for p in (*PHASES, "unexplained")}
+
+
+def by_phase(run: Drawn) -> dict[str, tuple[float, float]]:
+    """Of each phase what it takes of a mean unprofiled step on a rank, and beside it; empty where there is no such step."""
+    rows = [r for r in run.rows if not r["profiled"] and run.steps.get(r["step"], (0, 1))[1]]
+    return {p: (mean(r[f"{p}_ns"] for r in rows), mean(r.get(f"{p}_overlapped_ns", 0) for r in rows))
+            for p in (*PHASES, "unexplained")} if rows else {}
+
+
+def _phases(run: Drawn, said: Told, shown: Told) -> list[tuple[str, bool]]:
+    """Phases over time, and those of a mean step, beside what they should be."""
+    checks = list[tuple[str, bool]]()
+    for points in BUCKETS:
+        (x, series), got = over_time(run, points), said[str(points)]
+        why = None if x else "no unprofiled step"
+        checks.append((f"phases in {points}: {got['x']} for {x}, {got['why']}", (got["x"], got["why"]) == (x, why)))
+        checks += [(f"{p} in {points}: {got['series'].get(p)} for {values}"[:190],
+                    len(got["series"].get(p, ())) == len(values) and bool(np.allclose(got["series"][p], values, rtol=1e-12, atol=0)))
+                   for p, values in series.items()]
+    found = {e["phase"]: (e["exclusive_ns"], e["overlapped_ns"]) for e in shown["phases"]}
+    want = by_phase(run)
+    checks.append((f"phases of a step {sorted(set(found) ^ set(want))}", list(found) == list(want)))
+    return [*checks, *((f"{p} of a step: {found[p]} for {want[p]}", bool(np.allclose(found[p], want[p], rtol=1e-12, atol=0)))
+                       for p in set(found) & set(want))]
+
+
 def exposed(run: Drawn, cells: dict[tuple[int, int], dict[str, Any]]) -> float | None:
     """Host time of handing over with no stream busy, nanosecond by nanosecond, over the time of those steps."""
     alone, whole = 0, 0
@@ -352,13 +391,15 @@ def exposed(run: Drawn, cells: dict[tuple[int, int], dict[str, Any]]) -> float |
 
 def _recounted(backend: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
-        """Every figure of drawn runs, and its verdict by the line that the figure has; what each op takes a step, on a rank."""
+        """Every figure of drawn runs, and its verdict by the line that the figure has; what each op takes a step, on a rank; phases over
+        time, and of a mean step."""
         checks = []
         with ExitStack() as stack:
             made = [stack.enter_context(drawn(rng, backend, whole=i < 2)) for i in range(DRAWS)]
             for run, got in zip(made, reports(made)):
                 want, ops = counted(run), by_op(run)
                 said = {o["op"]: {k: o[k] for k in (*SUMS, "share")} for o in got.pop("ops", [])}
+                checks += _phases(run, got.pop("over time"), got.pop("waterfall"))
                 checks += [(f"{op}: {said.get(op)} for {ops.get(op)}", said.get(op) == ops.get(op)) for op in OPS]
                 checks.append((f"figures {sorted(set(got) ^ set(want))}", set(got) == set(want)))
                 for key in set(want) & set(got):

@@ -412,5 +412,37 @@ def set_back(rng: np.random.Generator) -> Measured:
     return all_hold(checks)
 
 
-PARITY: Sequence[tuple[str, Case]] = (("many ranks", many_ranks),)
+def ahead(rng: np.random.Generator) -> Measured:
+    """What was handed over ahead may begin before its step, or before every step: time begins with the first event that is shown, whatever
+    step, rank or track it is of, else with the first step."""
+    checks, run = [], Drawn(rng, 2, False)
+    for at in run.events:  # none earlier than its step, so that what is put ahead alone comes before
+        late = max(0, run.timing[at][0] - min([1 << 62, *(a for _, _, _, a, _, _ in run.events[at])]))
+        run.events[at] = [(t, n, c, a + late, b + late, f) for t, n, c, a, b, f in run.events[at]]
+    steps = sorted({s for s, _ in run.events})[:2]
+    began, sound = min(run.timing[c][0] for c in run.events if c[0] in steps), dict(run.events)
+    with folder() as root, closing(sqlite3.connect(root / "m.sqlite")) as db:
+        run.write(root / "m.sqlite", {})
+        for i, track in enumerate(("", "copies", "comm", "stream 2", "aside 7")):
+            run.events, zero, (step, rank) = dict(sound), began, (steps[i % 2], i // 2 % 2)
+            if track:
+                zero = began - int(rng.integers(1, 3900))  # within its session
+                stop = zero + int(rng.integers(0, 2))
+                run.events[step, rank] = [*sound[step, rank], (track, "x", "comm", zero, stop, None)]
+                moment = run.clock[rank][0]
+                db.execute("INSERT INTO gpu_timeline VALUES (?, ?, ?, 'x', 'comm', ?, ?, NULL)",
+                           (step, rank, track, moment + zero, moment + stop))
+                db.commit()
+            trace.write(root / "m.sqlite", root / "t.json", steps)
+            db.execute("DELETE FROM gpu_timeline WHERE name = 'x' AND category = 'comm' AND track = ? AND start_ns IN (?, ?)",
+                       (track, *(clock[0] + zero for clock in run.clock)))
+            got, want = read(root / "t.json")[0], run.want(steps, (0, 1))
+            zero += run.unix[0]
+            where = f"{track or 'nothing'} of step {step}, rank {rank}"
+            checks.append(differs(f"zero, {where}", (got["zero"], min(x[4] for x in got["slices"])), (zero, zero)))
+            checks += [(f"{key}, {where}", got[key] == want[key]) for key in ("slices", "launched", "zero")]
+    return all_hold(checks)
+
+
+PARITY: Sequence[tuple[str, Case]] = (("many ranks", many_ranks), ("ahead", ahead))
 FAULTS: Sequence[tuple[str, Case]] = (("said no", said_no), ("set back", set_back))

@@ -131,26 +131,29 @@ def _orphans() -> int:
     return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
-def _supervised(endings: Sequence[launch.Ended], saves: Sequence[int | None], *, ranks: int, restarts: int, fewest: int) \
+def _supervised(endings: Sequence[launch.Ended], saves: Sequence[int | None], *, ranks: int, restarts: int, fewest: int,
+                tells: Sequence[str] = (), resume: str = "", at: int | None = None) \
         -> tuple[launch.Ended, list[tuple[int, int, Path | None, int | None]], list[float], list[str]]:
-    """Starts that end so, each after the checkpoint of a step was saved; what was asked of each start, pauses, and what was said."""
+    """Starts that end so, each after the checkpoint of a step was saved; what was asked of each start, pauses, and what was said. `tells`:
+    the run directory that each start tells, '' for none, "run" where not given; `resume`, `at`: what the first one goes on from."""
     starts: list[tuple[int, int, Path | None, int | None]] = []
     pauses: list[float] = []
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
+        first = Path(folder) / resume if resume else None
 
         def start(n: int, number: int, resume: Path | None, at: int | None) -> launch.Ended:
             starts.append((n, number, resume and resume.relative_to(folder), at))
-            step = saves[len(starts) - 1]
-            if step is not None:
+            step, tell = saves[len(starts) - 1], tells[len(starts) - 1] if tells else "run"
+            run = Path(folder) / tell if tell else resume
+            if step is not None and run is not None:
                 (run / "checkpoints").mkdir(parents=True, exist_ok=True)
                 folders.save(run / "checkpoints", abs(step), _states(), {}, keep=9)
                 if step < 0:
                     _tear(folders.at(run / "checkpoints", -step))
-            return replace(endings[len(starts) - 1], told={"path": str(run)})
+            return replace(endings[len(starts) - 1], told={"path": str(run)} if tell else {"pid": "7"})
 
-        ended = supervisor.supervise(start, ranks, restarts=restarts, fewest=fewest, resume=None, at=None, report=said.append,
+        ended = supervisor.supervise(start, ranks, restarts=restarts, fewest=fewest, resume=first, at=at, report=said.append,
                                      sleep=pauses.append)
     return ended, starts, pauses, said
 
@@ -170,7 +173,8 @@ LOST, GOOD, BAD = launch.Ended(1, "rank 1 died", True, "account"), launch.Ended(
 
 
 def _goes_on(rng: np.random.Generator) -> Measured:
-    """From the last checkpoint, after pauses of 1, 2, 4 s, as often as was said; in the run that the ranks made."""
+    """From the last checkpoint, after pauses of 1, 2, 4 s, as often as was said; in the run that the ranks told last, or else in the one
+    that the job was given: a start may lose a rank before it tells any."""
     run, wrong = Path("run"), list[str]()
     ended, starts, pauses, said = _supervised([LOST, LOST, GOOD], [None, 10, 20], ranks=4, restarts=5, fewest=4)
     wrong += [] if ended.code == 0 else [f"code {ended.code}"]
@@ -181,7 +185,16 @@ def _goes_on(rng: np.random.Generator) -> Measured:
     wrong += [] if [s[3] for s in starts] == [None, *range(10, 90, 10)] else [f"from steps {[s[3] for s in starts]}"]
     wrong += [] if ended.lost and len(starts) == 9 and {s[0] for s in starts} == {4} else [f"{len(starts)} starts, ranks {starts[-1][0]}"]
     wrong += [] if pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0] else [f"pauses {pauses}"]
-    return measured(wrong, 7, hash_of(*starts, *pauses))
+    hash_ = hash_of(*starts, *pauses)
+    for given, at, tells, saves, want in (
+            ("", None, ("run", "", "", ""), (10, None, 20, None), (("", None), ("run", 10), ("run", 10), ("run", 20))),
+            ("run", 5, ("", "", "", ""), (10, None, 20, None), (("run", 5), ("run", 10), ("run", 10), ("run", 20))),
+            ("run", None, ("", "other", "", ""), (10, 30, None, 40), (("run", None), ("run", 10), ("other", 30), ("other", 30))),
+            ("", None, ("", "", "run", ""), (None, None, 10, None), (("", None), ("", None), ("", None), ("run", 10)))):
+        _, starts, _, _ = _supervised([LOST] * 4, saves, ranks=2, restarts=3, fewest=2, tells=tells, resume=given, at=at)
+        found = tuple((str(run or ""), step) for _, _, run, step in starts)
+        wrong += [] if found == want else [f"given {given!r}, told {tells}: {found}"]
+    return measured(wrong, 11, hash_)
 
 
 def _fewer(rng: np.random.Generator) -> Measured:

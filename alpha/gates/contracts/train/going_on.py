@@ -12,15 +12,20 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from alpha.backends.cpu.executor import CpuExecutor
 from alpha.checkpoint import folders
 from alpha.component import Measured
 from alpha.config import Config
 from alpha.errors import AlphaError, BusyError, CorruptError, InputError
 from alpha.gates.contracts.checks import all_hold
-from alpha.gates.contracts.train.made import bits_of, does_raise, refuses_to_resume, small_run
+from alpha.gates.contracts.train.apart import Named, instead, same
+from alpha.gates.contracts.train.made import OnDevice, bits_of, does_raise, refuses_to_resume, small_run
+from alpha.profile import store
+from alpha.profile.store import read
 from alpha.train import assemble, rundir
 from alpha.train.home import at_home
 from alpha.train.loop import Watch
@@ -59,6 +64,53 @@ def resumed(rng: np.random.Generator) -> Measured:
         with run.loop("stop4") as loop:
             loop.resume(4)
             checks.append(("an earlier checkpoint", loop.step == 4 and loop.run() and bits_of(loop) == expected))
+    return all_hold(checks)
+
+
+def killed(rng: np.random.Generator) -> Measured:
+    """Steps that a checkpoint is behind do not run again: what was measured of them is in the file before anything of it is in the folder,
+    the last and profiled ones whole too. They are told once; the interval that was open grows, until it closes."""
+    return _killed(rng, CpuExecutor)
+
+
+def killed_beside(rng: np.random.Generator) -> Measured:
+    """The same on a device, whose state is copied beside steps."""
+    return _killed(rng, OnDevice)
+
+
+def _killed(rng: np.random.Generator, kind: type[CpuExecutor]) -> Measured:
+    checks: Named = []
+    with small_run(rng) as run:
+        file, begin, stood = run.root / "a" / "m.sqlite", folders.begin, dict[int, dict[str, list[Any]]]()
+
+        def tables() -> dict[str, list[Any]]:
+            return {"timing": sorted(read(file, "step_timing", "step, step_ns, wall_ns, launches, profiled")),
+                    "ops": sorted(read(file, "op_profile", "step, plan, launch, count, device_ns")),
+                    "events": sorted(read(file, "gpu_timeline", "step, track, name, start_ns, stop_ns")),
+                    "steps": sorted(read(file, "step_metrics", "step, loss"))}
+
+        def begun(folder: Path, step: int, **more: Any) -> Path:
+            stood[step] = tables()
+            return begin(folder, step, **more)
+
+        with instead(folders, begin=begun), instead(store, EVERY=60.0), run.loop("a", kind=kind) as loop:  # nothing is written unasked
+            loop.cfg = replace(loop.cfg, train=replace(loop.cfg.train, eval_every=0))
+            loop.start()
+            loop.run()
+            loop.recorder.finish()
+            loop.metrics.flush()
+            last = tables()
+        same(checks, "saves", list(stood), [2, 4, 5])
+        same(checks, "profiled", [x[0] for x in last["timing"] if x[4]], [3, 4])
+        for step, found in stood.items():
+            done = {name: [x for x in rows if x[0] < step] for name, rows in found.items()}
+            for name, rows in done.items():
+                want = range(3 if name in ("ops", "events") else 0, step)
+                same(checks, f"{name} at {step}", sorted({x[0] for x in rows}), [*want])
+                checks.append((f"other {name} at {step}", name == "timing" or [x for x in last[name] if x in {*rows}] == rows))
+            wrong = [(a, b) for a, b in zip(done["timing"], last["timing"])
+                     if a[:2] + a[3:] != b[:2] + b[3:] or not 0 < a[1] <= a[2] <= b[2]]
+            same(checks, f"other times at {step}", wrong, [])
     return all_hold(checks)
 
 

@@ -136,6 +136,18 @@ def made(rng: np.random.Generator) -> Measured:
         locked.rmdir()
         with rundir.RunDir(locked.parent) as held:  # this process had let go of it
             same(checks, "what can be locked again", held.path, locked.parent)
+        mine = f"{os.getpid()}\n"
+        for before in ("", "1", mine, f"{mine}9\n", f"{2**22}{mine}", "123456789012\n", "9" * 300, "one\ntwo\n" * 9):
+            locked.write_text(before)
+            with rundir.RunDir(locked.parent) as held:  # numbers of processes begin anew: the one before may have been longer
+                same(checks, f"it names its holder behind {before[:20]!r}", locked.read_text(), mine)
+                same(checks, "whom it is busy with", said(lambda: rundir.RunDir(held.path)), error_text(
+                    "BusyError", "another process trains in this run directory", f"{held.path} (process {os.getpid()})",
+                    "one process at a time", "wait for it, stop it, or give this run another name with --set run.name=..."))
+                locked.unlink()
+                locked.write_text(before)
+                held.check()
+                same(checks, f"it is taken again behind {before[:20]!r}", locked.read_text(), mine)
         with rundir.create(cfg, tokenizer) as held:
             config_file = held.path / "config.toml"
             inode = config_file.stat().st_ino

@@ -129,6 +129,32 @@ def ranks(rng: np.random.Generator) -> Measured:
     return all_hold(checks)
 
 
+def clocks(rng: np.random.Generator) -> Measured:
+    """Ranks begin a session at the moment that their clocks agreed on, each by its own clock, at one time of the day and under the number
+    that the first one says; a rank alone begins at its own moment. When the command began and from which step stays each one's own."""
+    checks: Named = []
+    for trial in range(6):
+        did, own = list[tuple[Any, ...]](), [int(x) for x in rng.integers(1 << 40, 1 << 60, 2)]
+        moment, unix, began, number = (int(x) for x in rng.integers(1, 1 << 40, 4))
+        step, first, many = int(rng.integers(0, 99)), trial % 3 != 2, trial % 3 != 0
+
+        def note(name: str, result: Any = None) -> Any:
+            return lambda *given: did.append((name, *given)) or result
+
+        metrics = SimpleNamespace(next_session=note("number", number - 1), begin=note("begin"), renumber=note("renumber"))
+        ranks_ = SimpleNamespace(first=first, hear=note("hear", str(number)))
+        world = SimpleNamespace(group=note("group", "all"))
+        with instead(session, align=note("align", SimpleNamespace(moment=moment, unix=unix, text=lambda: "compared")),
+                     time=SimpleNamespace(perf_counter_ns=lambda: own[0], time_ns=lambda: own[1])):
+            clock = session._begun(metrics, step, ranks_, world if many else None, began)
+        same(checks, "its clock", clock, "compared" if many else "its own")
+        compared = [("group", session.WORLD), ("align", "all")] if many else []
+        asked = [("number",), ("hear", str(number - 1))] if first else [("hear", "")]
+        same(checks, f"begun, trial {trial}", did, [*compared, *asked, ("begin", step, began, *((moment, unix) if many else own)),
+                                                    ("renumber", number)])
+    return all_hold(checks)
+
+
 class _World:
     """A rank of four on two hosts, which notes what it is asked to do."""
 
