@@ -76,8 +76,8 @@ def arguments(p: argparse.ArgumentParser) -> None:
                         "2 and no --meet: messages between two hosts on this machine, beside plain sockets")
     p.add_argument("--host", type=int, metavar="I", help="with `comm`: which of them this is, from 0; the first one prints")
     p.add_argument("--meet", default="", metavar="ADDRESS:PORT", help="with `comm`: where host 0 is met; all know the secret ALPHA_SECRET")
-    p.add_argument("--against", metavar="TREE", help="today's kernel, or with `step` today's step, against that of another source tree or "
-                   "git revision: a verdict")
+    p.add_argument("--against", type=path_argument, metavar="TREE", help="today's kernel, or with `step` today's step, against that of "
+                   "another source tree or git revision: a verdict")
     p.add_argument("--json", type=path_argument, metavar="FILE", help="write the figures as JSON too")
     p.add_argument("--record", action="store_true", help="keep the figures under baselines/bench, from a clean commit, for docs to quote; "
                    "with --against the pinned tree: keep the verdict, so that today's code may be claimed")
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("there is no folder for the JSON file", came=args.json, expected="a path in a folder that exists")
     if args.json and Path(args.json).is_dir():
         raise InputError("the JSON file is a folder", came=args.json, expected="a file, which is written or replaced")
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = Console(highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout.isatty() else 160)
     if args.check and args.what != "docs":
         raise InputError("--check is for `alpha bench docs`", came=args.what, expected="docs")
     if args.record and args.what in ("docs", "simulate"):

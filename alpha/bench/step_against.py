@@ -70,6 +70,8 @@ def compare(cfg: Config, gpus: int, tree: Path, named: str = "", *, rounds: int 
     if not (tree / "alpha" / "bench" / "step_member.py").is_file():
         raise InputError("that state of the code has no ranks to benchmark", came=named or str(tree),
                          expected="alpha/bench/step_member.py in it", do="compare with a later state")
+    if rounds < 2:
+        raise InputError("one round has no interval", came=rounds, expected="--rounds 2 or more", do="leave it out")
     began, named = time.monotonic(), named or str(tree)
     member = member or (lambda root: [sys.executable, "-c", EACH_TREE, str(root)])
     many, vocab, teams = of_gpus(cfg, gpus), ids_of(cfg), dict[str, Team]()
@@ -84,7 +86,7 @@ def compare(cfg: Config, gpus: int, tree: Path, named: str = "", *, rounds: int 
             told[name] = teams[name].ask("take", steps=CHECKED)[0]
         today, other = told.values()
         pairs = [(a[k], b[k]) for a, b in zip(today, other, strict=True) for k in ("loss", "norm")]
-        difference = float(np.max([0.0 if a == b else abs(a - b) / abs(b) for a, b in pairs]))
+        difference = float(np.max([0.0 if a == b else abs(a - b) / max(abs(a), abs(b)) for a, b in pairs]))
         allowed = agreement.bound({cfg.train.precision}, gpus * cfg.train.batch * cfg.data.sequence)
         found = Compared(cfg.run.name, gpus, named, facts["hardware"], difference=difference, allowed=allowed)
         if not difference <= allowed:

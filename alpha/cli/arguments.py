@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import NoReturn
 
 from alpha import __version__, options
 from alpha.bench import command as bench
 from alpha.cli import checkpoints, data
-from alpha.cli.auditing import cmd_asked, cmd_audit, cmd_audit_changed, cmd_coverage, cmd_gate_catches, cmd_operating, cmd_pin, cmd_sign
+from alpha.cli.auditing import audited, cmd_asked, cmd_coverage, cmd_gate_catches, cmd_operating, cmd_pin, cmd_sign
 from alpha.cli.gating import cmd_check, cmd_explain, cmd_gate_run, cmd_list, cmd_status
 from alpha.cli.planning import cmd_plan
 from alpha.cli.reading import cmd_doctor, cmd_sample, cmd_trace
@@ -132,18 +133,18 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p = action("catches", cmd_gate_catches, "planted faults and seeded mutants: is each rejected by the gate that should?")
     p.add_argument("prefixes", nargs="*", metavar="PREFIX", help="only faults whose id or component begins so; without mutants")
     p.add_argument("--all", action="store_true", help="also faults whose catch is current")
-    p.add_argument("--seeded", type=int, metavar="N", help="fresh mutants; 0 = none")
+    p.add_argument("--seeded", type=_natural, metavar="N", help="fresh mutants; 0 = none")
     p.add_argument("--prepare", action="store_true", help="only compile what the faults in device code load; needs no GPU")
-    p.add_argument("--seed", metavar="TEXT", help="draw the mutants from this seed")
+    p.add_argument("--seed", type=_hexadecimal, metavar="HEX", help="draw the mutants from this seed, as a draw printed it")
     p.add_argument("--ship", action="store_true", help="write into the repository's evidence instead of the local one")
-    p.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")
+    p.add_argument("--workers", type=_records, default=2, help="processes (default %(default)s)")
     sanitize_command.arguments(action("sanitize", lambda a: 0, "kernels of the GPU under compute-sanitizer, sound and with planted errors"))
-    p = action("audit", lambda a: cmd_audit_changed(everything=a.all) if a.changed else cmd_audit(a.n, seed=a.seed),
+    p = action("audit", lambda a: audited(changed=a.changed, everything=a.all, n=a.n, seed=a.seed),
                "rerun a random sample of the shipped evidence and compare")
     p.add_argument("--changed", action="store_true", help="only lines that differ from where this branch left the main one; 90 s of them")
     p.add_argument("--all", action="store_true", help="with --changed: all of them; on a quiet machine")
-    p.add_argument("-n", type=_records, default=5, help="records (default %(default)s)")
-    p.add_argument("--seed", type=int, help="draw this sample")
+    p.add_argument("-n", type=_records, help="records (default 5)")
+    p.add_argument("--seed", type=_natural, help="draw this sample")
     p = action("coverage", lambda a: cmd_coverage(hosts=a.hosts), "branches of the CPU's binders that no sample of their own gates takes")
     p.add_argument("--hosts", action="store_true", help="instead those of what runs on the host, ranks included; minutes")
     p = action("asked", lambda a: cmd_asked(why=a.why), "write anew the list of what is asked of evidence, which the merge gate holds")
@@ -177,8 +178,21 @@ def _seconds(text: str) -> float:
 def _records(text: str) -> int:
     count = int(text)
     if count < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected 1 record or more")
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
     return count
+
+
+def _natural(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 or more")
+    return count
+
+
+def _hexadecimal(text: str) -> str:
+    if not re.fullmatch("[0-9a-fA-F]{1,64}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected hexadecimal digits")
+    return text
 
 
 def _settings(p: argparse.ArgumentParser) -> None:

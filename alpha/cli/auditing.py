@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from alpha.cli.common import coloured, console_or
-from alpha.errors import MachineError
+from alpha.errors import InputError, MachineError
 from alpha.gates import audit, branches, run
 from alpha.gates.adversarial import catches, cuda_plant, mutants
 from alpha.gates.contracts import coverage as host_coverage
@@ -57,7 +57,8 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
 
     def planted(result: catches.Result) -> None:
         if not result.caught:
-            out.print(f"[bold red]SURVIVED[/] {result.fault.id} ({result.fault.gate} of {result.fault.component}): {result.fault.why}")
+            out.print(f"[bold red]SURVIVED[/] {result.fault.id} ({result.fault.gate} of {result.fault.component}): "
+                      + escape(result.fault.why))
             out.print(f"    the gate: {escape(result.why)}")
 
     with termination_raises():
@@ -104,7 +105,7 @@ def _lint(out: Console, prefixes: Sequence[str]) -> catches.Score:
     try:
         score = catches.lint(catalogue(), prefixes)
     except MachineError as error:
-        out.print(f"{coloured(NOT_RUN)} the lint of device code: {error.what}")
+        out.print(f"{coloured(NOT_RUN)} the lint of device code: {escape(error.what)}")
         return catches.Score("lint", 0, 0, ())
     if score.planted:
         low, high = score.interval
@@ -131,6 +132,15 @@ def cmd_pin(ids: Sequence[str] = (), *, measurements: int | None = None, add: bo
     return 0 if len(made) == len(chosen) else 1
 
 
+def audited(*, changed: bool, everything: bool, n: int | None, seed: int | None) -> int:
+    """`alpha gate audit`: a sample, or what changed. InputError for options of the one beside the other, which would say nothing."""
+    if changed and (n is not None or seed is not None):
+        raise InputError("-n and --seed draw a sample, and --changed takes none", came="both", expected="--changed, with or without --all")
+    if everything and not changed:
+        raise InputError("--all says how much of what changed is measured again", came="--all alone", expected="--changed --all")
+    return cmd_audit_changed(everything=everything) if changed else cmd_audit(5 if n is None else n, seed=seed)
+
+
 def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = None) -> int:
     """Rerun a random sample of the shipped records of this machine class and compare; 1 if one does not repeat, 3 if there is none."""
     out = console_or(console)
@@ -147,7 +157,7 @@ def cmd_audit_changed(*, everything: bool = False, console: Console | None = Non
     90 s, drawn by the commit's hash, or all of them. 1 if one does not repeat; 3 if none that changed can run here, or no history is."""
     out, history = console_or(console), History()
     if history.why_not or not history.base:
-        out.print(f"{coloured(NOT_RUN)} what changed cannot be told: {history.why_not or 'the clone is too shallow'}")
+        out.print(f"{coloured(NOT_RUN)} what changed cannot be told: {escape(history.why_not or 'the clone is too shallow')}")
         return 3
     what = audit.changed(catalogue(), shipped_root(), history, load_faults(catalogue=catalogue()), quiet=everything)
     for machine, n in sorted(what.elsewhere.items()):

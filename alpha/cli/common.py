@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shlex
 import shutil
 import sqlite3
 import sys
@@ -75,15 +76,14 @@ def _of_the_limit(error: BaseException | None, limit: int) -> str:
 
 
 def this_command() -> str:
-    """How the user calls this program: `alpha` if that is what the shell would run, else the path it was called by."""
+    """How the user calls this program: `alpha` if that is what the shell would run, else the path it was called by, as a shell reads it."""
     called = Path(sys.argv[0])
     found = shutil.which("alpha")
     if called.name == "__main__.py" or not called.exists():
         return "python -m alpha"
     if found is not None and os.path.samefile(found, called):
         return "alpha"
-    relative = os.path.relpath(called)
-    return relative if not relative.startswith("..") else str(called)
+    return shlex.quote(shown(called))
 
 
 def shown(path: Path) -> str:
@@ -93,8 +93,8 @@ def shown(path: Path) -> str:
 
 
 def console_or(console: Console | None) -> Console:
-    """The console given, else standard output: as wide as its terminal, 160 columns where it is none."""
-    return console or Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
+    """The console given, else standard output: as wide as its terminal, 160 columns where it is none. No emoji: `a.cu:100:` is a place."""
+    return console or Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 160)
 
 
 def coloured(verdict: str) -> str:

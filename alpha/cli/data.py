@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -62,7 +63,8 @@ def cmd_prepare(args: argparse.Namespace) -> int:
         made = prepare(order, Path(args.out), workers=max(1, args.workers),
                        told=lambda done, total: bar.update(task, description="making shards", completed=done, total=total))
     _introduce(made)
-    print(f"train on it: {this_command()} train RUN.toml --set data.corpus={shown(made.folder)}")
+    corpus = f"data.corpus={json.dumps(shown(made.folder), ensure_ascii=False)}"  # quoted: --set reads `12` as a number
+    print(f"train on it: {this_command()} train RUN.toml --set {shlex.quote(corpus)}")
     return 0
 
 

@@ -85,7 +85,7 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
     for why in sorted(set(absent.values())):
         named = [i for i, w in absent.items() if w == why]
         out.print(f"{coloured(NOT_RUN)} {len(named)} component{'s' if len(named) != 1 else ''} ({', '.join(named[:4])}"
-                  f"{' ...' if len(named) > 4 else ''}): {why}")
+                  f"{' ...' if len(named) > 4 else ''}): {escape(why)}")
     lacking = 3 if absent and (ids or not todo) else 0
     if not todo:
         if not absent:
@@ -147,7 +147,8 @@ def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
     usable = sum(s.usable for s in here)
     out.print(f"{usable} of {len(here)} components are usable")
     for why in sorted(set(absent.values())):
-        out.print(f"{sum(w == why for w in absent.values())} more cannot run here ({why}); above stands what committed evidence says")
+        out.print(f"{sum(w == why for w in absent.values())} more cannot run here ({why}); above stands what committed evidence says",
+                  markup=False)
     if usable < len(here):
         out.print("`alpha gate run --stale` supplies what is missing; `alpha gate explain ID` says what that is")
     return 0 if usable == len(here) else 1
@@ -163,7 +164,7 @@ def cmd_explain(component_id: str, *, console: Console | None = None) -> int:
         where = f"  (evidence of {g.machine})" if g.machine else ""
         out.print(f"  {g.gate:12} {coloured(g.verdict)}  {'' if g.satisfied else escape(g.why)}{where}")
     for gate, why in status.exempt.items():
-        out.print(f"  {gate:12} exempt: {why}")
+        out.print(f"  {gate:12} exempt: {why}", markup=False)
     if "perf" in status.gates:
         out.print(f"  {'claimable':12} {'yes' if status.claimable else f'no: {status.no_claim}'}", markup=False)
     for tool, (verdict, why) in sanitize_command.verdicts_of(registry, [component_id]).get(component_id, {}).items():

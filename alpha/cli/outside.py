@@ -15,6 +15,7 @@ from alpha.cli.common import coloured, console_or, shown
 from alpha.errors import InputError, MachineError
 from alpha.gates.outside import folder
 from alpha.gates.outside import run as outside_run
+from alpha.gates.processes import termination_raises
 from alpha.registry.gates import GATES
 from alpha.registry.judge import NOT_RUN
 
@@ -24,7 +25,7 @@ PAGE = "report"
 
 def cmd_outside(args: argparse.Namespace, *, console: Console | None = None) -> int:
     """The gates of the component that --from names. 0: all satisfied; 1: one is not; 3: none could run here."""
-    if args.ids or args.run_file or args.stale or args.ship or args.set or args.budget:
+    if args.ids or args.run_file or args.stale or args.ship or args.set or args.budget or args.nproc != 1:
         raise InputError("--from gates one folder and nothing beside it", came="other arguments",
                          expected="--gate, --python or --no-page")
     if args.gate is not None and args.gate not in GATES:
@@ -39,12 +40,19 @@ def cmd_outside(args: argparse.Namespace, *, console: Console | None = None) -> 
         for line in result.why[:4]:
             out.print(f"    {line}", style="red", markup=False)
 
-    results = outside_run.gates(outside, args.gate, python=args.python or sys.executable, on_result=show)
+    with termination_raises():  # its process and its operands are folders and memory that nobody else clears
+        results = outside_run.gates(outside, args.gate, python=args.python or sys.executable, on_result=show)
+    code = 3 if all(r.verdict == NOT_RUN for r in results) else 0 if all(r.satisfied for r in results) else 1
     if any(r.record is not None for r in results):
         out.print(f"evidence: {shown(Path(outside.folder) / outside_run.EVIDENCE)}", markup=False)
         if not args.no_page:
-            out.print(f"page: {shown(write_page(outside, results))}", markup=False)
-    return 3 if all(r.verdict == NOT_RUN for r in results) else 0 if all(r.satisfied for r in results) else 1
+            try:
+                out.print(f"page: {shown(write_page(outside, results))}", markup=False)
+            except MachineError as error:
+                if code != 1:
+                    raise
+                print(f"alpha gate: {error}", file=sys.stderr)  # what the gates said decides, with or without a page
+    return code
 
 
 def write_page(outside: folder.Outside, results: Sequence[outside_run.Result]) -> Path:

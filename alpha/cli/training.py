@@ -47,6 +47,8 @@ def cmd_train(args: argparse.Namespace) -> int:
             raise InputError("a run that goes on has its parameters", came="--init with --resume", expected="one of them",
                              do="leave out --init")
         args.set = [*args.set, f"train.start_from={args.init}"]
+    if args.resume and args.go_on:
+        raise InputError("--resume needs a run, --continue does without", came="both", expected="one of them")
     cfg = load_source(args.source, args.set)
     why = why_not_here(catalogue()[f"executor.{cfg.machine.backend}"])
     if why:
@@ -76,7 +78,9 @@ def _newest(args: argparse.Namespace, cfg: Config) -> Path | None:
                          expected="a run file alone", do="use --resume with a run directory or --at; set train.start_from for --init")
     try:
         return rundir.find(cfg)
-    except InputError:
+    except InputError as error:
+        if type(error) is not InputError or error.__cause__ is not None:  # the newest run cannot be read: a second one would hide it
+            raise
         return None  # begun by no start so far
 
 

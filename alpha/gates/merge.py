@@ -67,14 +67,15 @@ def judged(catalogue: Catalogue, root: Path, faults: Sequence[Fault], past: Mapp
 
 def _owed_audits(root: Path, history: History) -> list[Finding]:
     """Changed lines of classes that this machine is not of: only such a machine can measure them again."""
+    where = root.relative_to(root.parents[1]).as_posix()
     if history.why_not or not history.base:
         why = history.why_not or "the clone is shallow"
-        return [Finding(WARNING, root.name, 0, "history", f"NOT_RUN: what was committed before: {why}",
+        return [Finding(WARNING, where, 0, "history", f"NOT_RUN: what was committed before: {why}",
                         "check in a clone with its history")]
     new = history.changed(root)
     here = {machine_class().key, *(gpu.key for gpu in gpu_classes())}
     counts = Counter(line.record.machine for line in consistency.lines(root) if hash_of(line.text.encode()) in new) if new else {}
-    return [Finding(WARNING, f"{root.name}/{machine}", 0, "audit", f"NOT_RUN: {n} lines differ from {history.base[:12]}: an audit is owed",
+    return [Finding(WARNING, f"{where}/{machine}", 0, "audit", f"NOT_RUN: {n} lines differ from {history.base[:12]}: an audit is owed",
                     "run `alpha gate audit --changed --all` on a machine of that class")
             for machine, n in sorted(counts.items()) if machine not in here]
 

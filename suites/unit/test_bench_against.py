@@ -58,6 +58,7 @@ def test_the_slowest_rank_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("more", "said"), [({"times": 1.05}, "compute otherwise"), ({"times": float("nan")}, "compute otherwise"),
+                                            ({"times": 0.0}, "compute otherwise"),
                                             ({"defect": "dies"}, "rank 1 of v1")])
 def test_no_ratio_without_two_that_compute_the_same(more: dict[str, Any], said: str, tmp_path: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +106,13 @@ def test_a_slower_tree_has_an_exit_code(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_makes_no_sense_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny(tmp_path)
     run = ["bench", "step", str(tmp_path / "gpt.toml"), "--against"]
-    for more, said in ((["nowhere"], "no such state of the code"), ([str(ROOT), "--peers"], "two states of our own code"),
+    for more, said in ((["nowhere"], "no such state of the code"), ([str(ROOT), "--rounds", "1"], "one round has no interval"),
+                       ([str(ROOT), "--peers"], "two states of our own code"),
                        ([str(ROOT), "--record"], "two states of our own code")):
         assert cli.main([*run, *more]) == 2
         assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):  # of a variable that is not set: nothing would be compared, and the code be 0
+        cli.main([*run, ""])
     tree = another(tmp_path)
     (tree / "alpha" / "bench" / "step_member.py").unlink()
     with pytest.raises(InputError, match="no ranks to benchmark"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,15 @@ import warm
 from emulated_gpu import emulated_gpu
 from emulated_kernels import emulated_kernels
 
+from alpha import cli
+from alpha.cli import outside as outside_command
 from alpha.cuda_runtime.compile import CompileError
 from alpha.cuda_runtime.toolchain import find_nvcc
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.gates import run as gates_run
 from alpha.gates import subjects
 from alpha.gates.cuda import subjects as cuda_subjects
-from alpha.gates.outside import explain, folder, perf, run
+from alpha.gates.outside import explain, folder, perf, process, run
 from alpha.gates.outside.subjects import bind
 from alpha.ops.table import table
 from alpha.registry.digest import component_digests
@@ -159,6 +164,57 @@ def test_a_candidate_that_answers_as_it_is_imported_is_bad_input(tmp_path: Path)
     noise = "import os\nfor fd in range(1, 20):\n    try:\n        os.write(fd, b'[\\n')\n    except OSError:\n        pass\n"
     with pytest.raises(InputError, match="cannot be loaded"):
         run.gates(made(tmp_path, noise + HONEST), "parity")
+
+
+@pytest.mark.parametrize("name", ["types", "time"])
+def test_a_candidate_may_be_named_as_a_module_of_the_standard_library(name: str, tmp_path: Path) -> None:
+    """It was taken for that one: `module 'types' has no attribute 'softmax'`."""
+    (tmp_path / f"{name}.py").write_text(HONEST)
+    outside = made(tmp_path, toml=TOML.replace("candidate.py", f"{name}.py"))
+    (result,) = run.gates(outside, "faults")
+    assert result.satisfied, result
+
+
+def test_an_entry_point_of_a_package_that_is_gone_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "gone-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gone\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[alpha.components]\nsoft = gone.kernels\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match="leads to no component"):
+        folder.find("soft")
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_page_that_cannot_be_written_does_not_hide_a_verdict(wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                               capfd: pytest.CaptureFixture[str]) -> None:
+    """A gate that said no ended with 3, which says that nothing could run."""
+    def no_page(*_: object) -> Path:
+        raise MachineError("the page could not be written")
+
+    made(tmp_path, HONEST.replace("e / total,", "e / (total + 1),") if wrong else HONEST)
+    monkeypatch.setattr(outside_command, "write_page", no_page)
+    assert cli.main(["gate", "run", "--from", str(tmp_path), "--gate", "parity"]) == (1 if wrong else 3)
+    assert "the page could not be written" in capfd.readouterr().err
+    assert cli.main(["gate", "run", "--from", str(tmp_path), "--nproc", "2"]) == 2
+
+
+def test_who_ends_the_gates_leaves_no_folder_of_a_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM left a folder under /tmp and one in memory for each such end, whether the candidate was loaded yet or not."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(process.os, "access", lambda *_: False)  # operands too
+    end = f"import os, signal; os.kill({os.getpid()}, signal.SIGTERM); import time; time.sleep(1)\n"
+    for candidate in (end + HONEST, HONEST.replace("    top = x.max", f"    {end.strip()}\n    top = x.max")):
+        before = signal.signal(signal.SIGTERM, lambda *_: None)  # of a red test: it would end the session
+        try:
+            made(tmp_path, candidate)
+            with pytest.raises(SystemExit, match="143"):
+                cli.main(["gate", "run", "--from", str(tmp_path), "--gate", "faults", "--no-page"])
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert not list(temporary.iterdir())
 
 
 def test_clock_and_statistics_are_out_of_reach(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def cmd_check(*, jobs: int | None = None, sample: int | None = None, seed: str |
 
 
 def _console(console: Console | None) -> Console:
-    return console or Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
+    return console or Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 160)
 
 
 def _jobs(jobs: int | None) -> None:

@@ -13,7 +13,8 @@ One JSON object a line each way: {"do": name, ...}, answered by {"ok": result} o
 
 from __future__ import annotations
 
-import importlib
+import importlib.machinery
+import importlib.util
 import json
 import mmap
 import os
@@ -80,8 +81,7 @@ class Side:
         self.kind: Any = Arrays() if language == "numpy" else Tensors(language)
         folder, name = os.path.split(file)
         sys.path.insert(0, folder)
-        module = importlib.import_module(name.removesuffix(".py"))
-        self.function = getattr(module, function)
+        self.function = getattr(_module(file, name.removesuffix(".py")), function)
         return [self.kind.version, self.kind.apart]
 
     def bind(self, number: int, file: str, operands: list[Any], inputs: int, attributes: dict[str, Any]) -> None:
@@ -112,6 +112,16 @@ class Side:
     def drop(self, numbers: list[int]) -> None:
         for n in numbers:
             self.bound.pop(n, None)
+
+
+def _module(file: str, name: str) -> Any:
+    """The module of this file, though one of the standard library has its name: `types.py`, `operator.py`."""
+    spec = importlib.util.spec_from_loader(name, importlib.machinery.SourceFileLoader(name, file))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def main() -> None:

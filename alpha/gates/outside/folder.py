@@ -96,7 +96,10 @@ def find(text: str) -> Path:
         return Path(text).resolve()
     named = {e.name: e.value for e in metadata.entry_points(group=GROUP)}
     if text in named:
-        spec = util.find_spec(named[text].partition(":")[0])
+        try:
+            spec = util.find_spec(named[text].partition(":")[0])
+        except (ImportError, ValueError):  # the package that it lies in is not there
+            spec = None
         for place in (spec.submodule_search_locations or ()) if spec is not None else ():
             if (Path(place) / FILE).is_file():
                 return Path(place).resolve()

@@ -71,6 +71,9 @@ class Candidate:
         except ValueError as error:
             self.close()
             raise InputError("the candidate cannot be loaded", came=f"it wrote between the answers: {error}", do="mend its file") from None
+        except BaseException:  # whoever ends this process: nobody else knows of the folders
+            self.close()
+            raise
         self.threads = self.tasks()
 
     def _environment(self) -> Mapping[str, str]:

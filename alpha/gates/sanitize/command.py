@@ -41,7 +41,7 @@ def arguments(p: argparse.ArgumentParser) -> None:
 def cmd_sanitize(ids: Sequence[str] = (), *, tools: Sequence[str] | None = None, prepare: bool = False, stale: bool = False,
                  workers: int = 8, ship: bool = False, console: Console | None = None) -> int:
     """See the head of this file."""
-    out = console or Console(soft_wrap=True, highlight=False)
+    out = console or Console(soft_wrap=True, highlight=False, emoji=False)
     every = [c for c in catalogue() if c.kind == "kernel" and c.backend == "cuda"]
     named = [c for c in every if not ids or any(fnmatchcase(c.id, i) for i in ids)]
     if not named:
