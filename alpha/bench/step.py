@@ -334,6 +334,12 @@ def unsupported(cfg: Config) -> str:
     return ", ".join(f"{name} = {getattr(getattr(cfg, name.split('.')[0]), name.split('.')[1])}" for name, yes in wants if yes)
 
 
+def probe() -> Callable[[], tuple[float, None]]:
+    """The CPU's reference probe of a round, as an arm beside the others: ns of a product, and no GPU to read."""
+    square = np.ones((PROBE, PROBE), np.float32)
+    return lambda: (float(noise.block(lambda: np.matmul(square, square), PROBES)), None)
+
+
 def ids_of(cfg: Config) -> int:
     """How many ids the model has and a step's tokens are drawn from: as `alpha plan` tells before any text is read."""
     known = known_tokenizer(cfg)
@@ -589,11 +595,6 @@ class Session:
 
     def measure(self, arms: Mapping[str, _Arm], rounds: int, seconds: float) -> _Taken:
         """Blocks of all arms in random order, and which count. An arm that fails has none; one without room is DoesNotFit."""
-        square = np.ones((PROBE, PROBE), np.float32)
-
-        def probe() -> tuple[float, None]:
-            return float(noise.block(lambda: np.matmul(square, square), PROBES)), None
-
         def lost(name: str, error: ServedError) -> None:
             if _no_room(error):
                 raise DoesNotFit(str(error.came)) from error
@@ -604,7 +605,7 @@ class Session:
                 every[name] = partial(self._block, arm, self._count(arm, seconds))
             except ServedError as error:
                 lost(name, error)
-        taken: dict[str, Blocks] = {**clocks.alternate({**every, **({REFERENCE: probe} if on_cpu else {})}, rounds,
+        taken: dict[str, Blocks] = {**clocks.alternate({**every, **({REFERENCE: probe()} if on_cpu else {})}, rounds,
                                                        np.random.default_rng(), lost)}
         probes = [ns for ns, _ in taken.pop(REFERENCE)] if on_cpu else None
         return taken, clocks.kept(taken, probes)

@@ -8,11 +8,10 @@ The ratio has an interval of the rounds, and the verdict is that interval's: it 
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ import numpy as np
 from rich.console import Console
 
 from alpha.bench import agreement, clocks
-from alpha.bench.step import CHECKED, PROBE, PROBES, REFERENCE, ROUNDS, SECONDS, ids_of
+from alpha.bench.step import CHECKED, REFERENCE, ROUNDS, SECONDS, ids_of, probe
 from alpha.bench.step_ranks import EACH_TREE, START_S, environments, of_gpus
 from alpha.bench.team import Team
 from alpha.config import Config
 from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.errors import InputError
-from alpha.profile import noise
+from alpha.gates.timing.against import outside
 from alpha.profile.served import ServedError
 from alpha.resources import ROOT
 
@@ -80,7 +79,7 @@ def compare(cfg: Config, gpus: int, tree: Path, named: str = "", *, rounds: int 
         told: dict[str, list[dict[str, float]]] = {}
         for name, root in ((TODAY, ROOT), (named, tree)):
             report(f"{name}: building")
-            places = [{**x, "PYTHONPATH": _outside()} for x in environments(gpus)]
+            places = [{**x, "PYTHONPATH": outside()} for x in environments(gpus)]
             teams[name] = Team(name, [member(root)] * gpus, places, foreign=False)
             facts = teams[name].ask("open", patience=START_S, text=many.resolved(), vocab=vocab)[0]
             told[name] = teams[name].ask("take", steps=CHECKED)[0]
@@ -88,42 +87,35 @@ def compare(cfg: Config, gpus: int, tree: Path, named: str = "", *, rounds: int 
         pairs = [(a[k], b[k]) for a, b in zip(today, other, strict=True) for k in ("loss", "norm")]
         difference = float(np.max([0.0 if a == b else abs(a - b) / max(abs(a), abs(b)) for a, b in pairs]))
         allowed = agreement.bound({cfg.train.precision}, gpus * cfg.train.batch * cfg.data.sequence)
-        found = Compared(cfg.run.name, gpus, named, facts["hardware"], difference=difference, allowed=allowed)
+        found = replace(found, hardware=facts["hardware"], difference=difference, allowed=allowed)
         if not difference <= allowed:
             why = f"the two trees compute otherwise: loss or norm of the first {CHECKED} steps differs by {difference:.2g}"
-            return _with(found, began, why=why)
+            return replace(found, why=why, seconds=time.monotonic() - began)
         report("timing")
-        return _with(found, began, **_timed(teams, cfg.machine.backend == "cuda", gpus, rounds, steps))
+        found = replace(found, **_timed(teams, cfg.machine.backend == "cuda", gpus, rounds, steps))
+        return replace(found, seconds=time.monotonic() - began)
     except ServedError as error:
-        return _with(found, began, why=f"{error.what}: {error.came}")
+        return replace(found, why=f"{error.what}: {error.came}", seconds=time.monotonic() - began)
     finally:
         for team in teams.values():
             team.close()
 
 
-def _with(found: Compared, began: float, **more: Any) -> Compared:
-    return Compared(**{**found.__dict__, **more, "seconds": time.monotonic() - began})
-
-
 def _timed(teams: dict[str, Team], on_gpu: bool, gpus: int, rounds: int, steps: int | None) -> dict[str, Any]:
     """Blocks of all teams in turn: what they took, which count, and the ratio."""
     gpu = [Clocks.open(i) for i in range(gpus)] if on_gpu else []
-    square = np.ones((PROBE, PROBE), np.float32)
 
     def block(team: Team, count: int) -> tuple[float, Reading | None]:
         heard: list[Reading] = []
         told = team.ask("block", steps=count, meanwhile=(lambda: heard.extend(g.read() for g in gpu)) if gpu else None)
         return max(float(x["ns"]) for x in told), clocks.merged(heard or [g.read() for g in gpu])
 
-    def probe() -> tuple[float, None]:
-        return float(noise.block(lambda: np.matmul(square, square), PROBES)), None
-
     def lost(name: str, error: ServedError) -> None:
         raise error
 
     count = steps or max(3, round(SECONDS * 1e9 / max(block(team, 3)[0] for team in teams.values())))
     arms = {name: partial(block, team, count) for name, team in teams.items()}
-    taken = clocks.alternate({**arms, **({} if gpu else {REFERENCE: probe})}, rounds, np.random.default_rng(), lost)
+    taken = clocks.alternate({**arms, **({} if gpu else {REFERENCE: probe()})}, rounds, np.random.default_rng(), lost)
     probes = None if gpu else [ns for ns, _ in taken.pop(REFERENCE)]
     kept = clocks.kept(taken, probes)
     counts = np.logical_and.reduce([kept[name].mask for name in taken])
@@ -133,11 +125,6 @@ def _timed(teams: dict[str, Team], on_gpu: bool, gpus: int, rounds: int, steps: 
     today, other = today[counts], other[counts]
     return {"ns": (float(np.median(today)), float(np.median(other))), "ratio": clocks.ratio(today, other, 1),
             "blocks": {name: [ns for ns, _ in blocks] for name, blocks in taken.items()}, "counts": [bool(x) for x in counts]}
-
-
-def _outside() -> str:
-    """PYTHONPATH without trees of Alpha: each side imports its own."""
-    return os.pathsep.join(p for p in sys.path if p and not (Path(p) / "alpha" / "__init__.py").is_file())
 
 
 def show(c: Compared, console: Console) -> None:

@@ -32,8 +32,6 @@ from alpha.bench.step import (
     CHECKED,
     NAN,
     OURS,
-    PROBE,
-    PROBES,
     REFERENCE,
     ROUNDS,
     SECONDS,
@@ -44,6 +42,7 @@ from alpha.bench.step import (
     DoesNotFit,
     RandomTokens,
     ids_of,
+    probe,
     sizes_of,
     unsupported,
 )
@@ -522,10 +521,7 @@ class Session:
     def _measure(self, arms: Mapping[str, Arm], share: float) -> tuple[dict[str, Taken], dict[str, noise.Kept]]:
         """Blocks of all arms in random order, and which count. An arm that fails has none; ours must not."""
         seconds = min(SECONDS, max(TRIAL_SECONDS, share / (len(arms) * (self.rounds + 2))))
-        square, taken, every = np.ones((PROBE, PROBE), np.float32), {name: Taken() for name in arms}, {}
-
-        def probe() -> tuple[float, None]:
-            return float(noise.block(lambda: np.matmul(square, square), PROBES)), None
+        taken, every = {name: Taken() for name in arms}, {}
 
         def lost(name: str, error: ServedError) -> None:
             if name in self.own:
@@ -539,7 +535,7 @@ class Session:
                 every[name] = partial(self._take, arm, self._count(arm, seconds), taken[name])
             except ServedError as error:
                 lost(name, error)
-        found = clocks.alternate({**every, **({} if self.gpu else {REFERENCE: probe})}, self.rounds, np.random.default_rng(), lost)
+        found = clocks.alternate({**every, **({} if self.gpu else {REFERENCE: probe()})}, self.rounds, np.random.default_rng(), lost)
         probes = None if self.gpu else [ns for ns, _ in found.pop(REFERENCE)]
         for name in taken:
             taken[name].keep(len(found.get(name, ())))  # the first round warms up, and who failed has none

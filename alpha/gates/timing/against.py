@@ -65,12 +65,15 @@ def tree_of(text: str) -> Path:
     return target
 
 
+def outside() -> str:
+    """PYTHONPATH without trees of Alpha, for processes that each import their own."""
+    return os.pathsep.join(p for p in sys.path if p and not (Path(p) / "alpha" / "__init__.py").is_file())
+
+
 @contextmanager
 def _sides(tree: Path) -> Iterator[tuple[Served, Served]]:
     """(the pinned state, today's)."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    outside = [p for p in sys.path if p and not (Path(p) / "alpha" / "__init__.py").is_file()]
-    environment["PYTHONPATH"] = os.pathsep.join(outside)
+    environment = {**os.environ, "PYTHONPATH": outside()}
     with Served(str(tree), [sys.executable, str(SERVER), str(tree)], environment) as a, \
             Served("this tree", [sys.executable, str(SERVER), str(ROOT)], environment) as b:
         yield a, b
