@@ -125,7 +125,8 @@ def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: 
                          expected=f"LOCAL_RANK={place.rank}",
                          do="look at what the launcher sets; for several hosts it sets LOCAL_WORLD_SIZE too")
     if place.size == 1:
-        return _session(args, cfg, resume, args.at)
+        with trackers(cfg.log, partial(_report, args.command)) as made:
+            return _session(args, cfg, resume, args.at, made=made)
     _require(cfg, place.size, place.local_size)
     with trackers(cfg.log if place.rank == 0 else Log(), partial(_report, args.command)) as made, launch.join(place) as world:
         return _session(args, cfg, resume, args.at, world, made)

@@ -91,6 +91,14 @@ def test_ranks_have_one_client(run_file: Path) -> None:
     assert len(list((run / "tensorboard").iterdir())) == 1
 
 
+def test_a_job_of_one_rank_has_its_client(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun starts it on one process: what [log] asks for is written there too."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    run = trained(run_file, "alone", "--set", "log.tensorboard=true")
+    same(events(run), run, 2**-24)
+
+
 def logged(data: bytes) -> Iterator[bytes]:
     """Records of a file of Weights & Biases: 7 bytes, then blocks of 32 KiB in the format of LevelDB's log, whose records are a checksum,
     a length, a kind (1: whole, 2 to 4: first part, middle, last) and so many bytes."""
