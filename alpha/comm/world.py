@@ -165,12 +165,14 @@ class World:
 
     @contextmanager
     def patient(self, seconds: float) -> Iterator[None]:
-        """Within it the others wait up to so many seconds for this rank, whatever it does: it saves or compiles."""
-        self._control.be_patient(self.rank, time.monotonic_ns() + int(1e9 * seconds))
+        """Within it the others wait up to so many seconds for this rank, whatever it does: it saves or compiles. What was asked for around
+        it holds too, within and behind it."""
+        before = self._control.patience(self.rank)
+        self._control.be_patient(self.rank, max(before, time.monotonic_ns() + int(1e9 * seconds)))
         try:
             yield
         finally:
-            self._control.be_patient(self.rank, 0)
+            self._control.be_patient(self.rank, before)
 
     def abort(self, error: BaseException) -> None:
         """Stop all ranks: each ends its next wait with this error, told as this rank's."""

@@ -238,6 +238,20 @@ def test_who_is_stopped_is_not_waited_for() -> None:
     assert Watch(elsewhere, 0, SHORT)._frozen(1)
 
 
+def test_patience_within_patience_ends_with_the_outer_one() -> None:
+    """A save that opens its folder asks for it within what it asked for as a whole: behind the folder comes the disk."""
+    with World(Segment.create(1), 0) as world:
+        said = []
+        for outer, inner in ((60.0, 600.0), (600.0, 60.0)):
+            with world.patient(outer):
+                whole = world._control.patience(0)
+                with world.patient(inner):
+                    said.append(world._control.patience(0) - whole)
+                assert world._control.patience(0) == whole
+            assert world._control.patience(0) == 0
+        assert said[0] > 0 and said[1] == 0, "the longer one holds"
+
+
 def test_a_circle_of_waits_is_called_one() -> None:
     def body(world: World) -> None:
         collectives.receive(world.group(WORLD), np.empty(3, np.float32), source=(world.rank + 1) % world.size)

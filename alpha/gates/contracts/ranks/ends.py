@@ -196,7 +196,8 @@ def patience(rng: np.random.Generator) -> Measured:
 
 
 def announced(rng: np.random.Generator) -> Measured:
-    """A rank asks for the seconds that it announces, and behind long work, also where that fails, for none."""
+    """A rank asks for the seconds that it announces, and behind long work, also where that fails, for none. Within longer work for no
+    fewer than that has announced, and behind the inner one for just those."""
     wrong, cases = list[str](), 8
     for case in range(cases):
         long = float(rng.uniform(0.1, 60))
@@ -204,6 +205,12 @@ def announced(rng: np.random.Generator) -> Measured:
             said, begun = list[int](), time.monotonic_ns()
             with suppress(RankError), world.patient(long):
                 said.append(world._control.patience(0) - int(1e9 * long))
+                whole = world._control.patience(0)
+                for inner, longer in ((long / 2, False), (2 * long, True)):
+                    with world.patient(inner):
+                        held = (world._control.patience(0) > whole) == longer and world._control.patience(0) >= whole
+                    held = held and world._control.patience(0) == whole
+                    wrong += [] if held else [f"{inner:.3f} s within {long:.3f} s: {world._control.patience(0) - whole} ns apart behind it"]
                 if case % 2:
                     raise RankError("no space")
             good = begun <= said[0] <= time.monotonic_ns() and world._control.patience(0) == 0
