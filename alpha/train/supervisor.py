@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,15 +25,18 @@ def supervise(start: Start, ranks: int, *, restarts: int, fewest: int, resume: P
 
     A job that twice got no further than one checkpoint goes on with half as many ranks, as long as those are `fewest` or more. What
     is no loss of a rank is not tried again, nor is a job of which every checkpoint is damaged. `resume`, `at`: what the first start goes
-    on from; `report`: told why and how it goes on.
+    on from, and the next one too where it was lost before it had taken the run back there; `report`: told why and how it goes on.
     """
     before: int | None = -1
     for number in range(restarts + 1):
+        later = _behind(resume, at)
         ended = start(ranks, number, resume, at)
         if not ended.lost or number == restarts:
             break
         resume = Path(ended.told["path"]) if "path" in ended.told else resume
         reached = last_good(resume) if resume is not None else None
+        if later & _behind(resume, at):  # it was lost before it took the run back to `at`: those are still to be set aside
+            reached = at
         if reached is None and resume is not None and folders.steps(resume / "checkpoints"):
             report(f"not started again: every checkpoint in {resume / 'checkpoints'} is damaged")
             break
@@ -44,6 +48,14 @@ def supervise(start: Start, ranks: int, *, restarts: int, fewest: int, resume: P
         report(f"{ended.error}\n{ended.account}\nstart {number + 1} of {restarts}, {whence}, with {ranks} ranks, in {pause:g} s")
         sleep(pause)
     return ended
+
+
+def _behind(run: Path | None, at: int | None) -> set[tuple[int, int]]:
+    """(step, inode) of the checkpoints of a run behind step `at`: one that is saved anew is another folder."""
+    if run is None or at is None:
+        return set()
+    folder = run / "checkpoints"
+    return {(step, os.stat(folders.at(folder, step)).st_ino) for step in folders.steps(folder) if step > at}
 
 
 def last_good(run: Path) -> int | None:

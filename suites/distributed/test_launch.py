@@ -17,15 +17,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import warm
 from shm import nothing_left
 
 from alpha import cli
+from alpha.checkpoint import folders
 from alpha.comm.meet import Across, meet
 from alpha.comm.process import Served
 from alpha.comm.watch import Deadlines
 from alpha.errors import InputError
+from alpha.graph.state import StateLayout, TensorSpec
 from alpha.train import launch, supervisor
 from alpha.train.launch import Ended, seat
 
@@ -335,6 +338,31 @@ def test_a_start_that_told_no_run_goes_on_in_the_one_before(tmp_path: Path) -> N
 
         supervisor.supervise(lose, 2, restarts=3, fewest=2, resume=given, at=None, report=lambda text: None, sleep=lambda s: None)
         assert starts == [given, *[tmp_path] * 3]
+
+
+def test_a_start_that_did_not_reach_the_checkpoint_asked_for_is_tried_from_there(tmp_path: Path) -> None:
+    """A rank may be lost before the run was taken back: the later checkpoints, which were to be left behind, are still the latest. Once
+    they are aside the run goes on from what was saved since, also where that is of the same step."""
+    state = StateLayout([TensorSpec("a", (4,), "test")])
+
+    def save(step: int) -> None:
+        folders.save(tmp_path / "checkpoints", step, {"param": (state, np.zeros(state.size, np.float32))}, {}, keep=9)
+
+    for step in (2, 4, 6):
+        save(step)
+    starts: list[int | None] = []
+
+    def lose(ranks: int, number: int, resume: Path | None, at: int | None) -> Ended:
+        starts.append(at)
+        if number == 2:
+            folders.set_aside(tmp_path / "checkpoints", 2)
+        if number == 3:
+            save(4)
+        return Ended(1, "rank 1 died", True)
+
+    said: list[str] = []
+    supervisor.supervise(lose, 2, restarts=4, fewest=2, resume=tmp_path, at=2, report=said.append, sleep=lambda s: None)
+    assert starts == [2, 2, 2, 2, 4] and "the checkpoint of step 2" in said[0]
 
 
 def test_bad_input_is_not_tried_again() -> None:
