@@ -33,6 +33,9 @@ FORMAT, VERSION, READABLE = "alpha.checkpoint", 3, (1, 2, 3)
 
 MANIFEST = "manifest.json"
 
+_STEP = re.compile("step-([0-9]{8}|[1-9][0-9]{8,})")
+"""What `_name` gives. Of a folder with another number behind `step-` there is nothing where its step is looked for."""
+
 _DTYPES = {d.newbyteorder("<").str: name for name, d in reversed(tuple(NUMPY.items()))}
 """Of the types that one of NumPy's holds the first."""
 
@@ -293,7 +296,7 @@ def steps(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     names = [p.name for p in folder.iterdir() if p.is_dir()]
-    return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdecimal())
+    return sorted(int(name[5:]) for name in names if _STEP.fullmatch(name))
 
 
 def at(folder: Path, step: int | None = None) -> Path:

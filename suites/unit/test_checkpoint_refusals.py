@@ -80,6 +80,17 @@ def test_a_checkpoint_leads_to_commit_and_kernels(root: Path) -> None:
     assert all({"commit", "dirty", "version"} <= session["source"].keys() for session in manifest["sessions"])
 
 
+def test_a_folder_that_somebody_named_is_no_checkpoint(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy beside the others whose name says a step, and not as a save writes it, stops neither who reads nor who saves."""
+    run = shutil.copytree(root / "runs" / "one", tmp_path / "run")
+    for name in ("step-1", "step-99", "step-000000777", "step-١١١١١١١١", "step-"):
+        shutil.copytree(run / "checkpoints" / "step-00000002", run / "checkpoints" / name)
+    assert folders.steps(run / "checkpoints") == [1, 2] and folders.at(run / "checkpoints").name == "step-00000002"
+    assert cli.main(["lab", str(run), "--resume"]) == 0, capsys.readouterr().err
+    saved_by(run / "checkpoints", 123456789, drawn(1), 1)
+    assert folders.at(run / "checkpoints").name == "step-123456789"
+
+
 def steps(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*"))
 

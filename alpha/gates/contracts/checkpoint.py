@@ -236,6 +236,9 @@ def keeps(rng: np.random.Generator) -> Measured:
         (at / "step-00000777").write_bytes(b"")
         count.that(folders.steps(at) == [], "a file is taken for a checkpoint")
         (at / "step-00000777").unlink()
+        for name in ("step-7", "step-000000007", "step-7777777x", "step-"):
+            (at / name).mkdir()
+        count.that(folders.steps(at) == [], "a folder that no save named is taken for a checkpoint")
         count.refuses(InputError, lambda: folders.at(at), "no checkpoint")
         for step, x in states.items():
             folders.save(at, step, x, {}, keep=3)
@@ -250,7 +253,7 @@ def keeps(rng: np.random.Generator) -> Measured:
         folders.load(folders.at(at, 100), after)
         count.that(same(after, states[9]), "saving a step again kept the old one")
         folders.set_aside(at, 10)
-        count.that(folders.steps(at) == [10] and len(list(at.iterdir())) == 3, "setting aside")
+        count.that(folders.steps(at) == [10] and len(list(at.iterdir())) == 7, "setting aside")
         folders.save(at, 100, states[100], {}, keep=1)
         count.that(folders.steps(at) == [100], "keep = 1")
     with folder() as at:
