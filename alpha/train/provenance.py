@@ -20,6 +20,7 @@ from alpha.data.files import sha256_hex
 from alpha.data.mixture import MixedSampler, sources_of
 from alpha.data.packing import waste
 from alpha.data.sampler import PermutedSampler, Sampler
+from alpha.errors import CorruptError
 from alpha.flops.executed import by_part
 from alpha.flops.v1 import CONVENTION, VERSION, ModelFlops
 from alpha.graph.plan import Program
@@ -92,8 +93,12 @@ def tell_sources(metrics: Store, cfg: Config, sampler: Sampler) -> None:
 
 
 def note_libraries(held: RunDir) -> None:
-    """Add to the manifest what this session has mapped since it began, if anything."""
+    """Add to the manifest what this session has mapped since it began, if anything. CorruptError where it no longer names this session."""
     manifest, found = rundir.read_manifest(held.path), forbidden.libraries()
+    if not manifest.get("sessions"):
+        raise CorruptError("the manifest of a run is gone while it goes on", came=held.path / "manifest.json",
+                           expected="the sessions that were written there", do="restore it, or go on with --resume as it is: that "
+                           "writes another one, and the run is UNGATED then")  # fmt: skip
     session = manifest["sessions"][-1]
     if session["libraries"] != found:
         session["libraries"] = found

@@ -22,7 +22,7 @@ from alpha.errors import InputError, NonFiniteError, UngatedError
 from alpha.profile.store import Store, connect, read
 from alpha.registry.gpu import gpu_class
 from alpha.registry.machine import machine_class
-from alpha.train import forbidden, rundir
+from alpha.train import forbidden, rundir, session
 from alpha.train.console import duration
 from alpha.train.sample import pick, printable, uniform
 
@@ -171,6 +171,24 @@ def test_damaged_files_of_a_run(root: Path, alpha: Run) -> None:
     (path / "metrics.sqlite").write_bytes(b"no database at all" * 100)
     code, _, err = alpha("lab", path, "--resume")
     assert code == 2 and "metrics are damaged" in err
+
+
+def test_a_manifest_that_is_lost_while_the_run_goes_on_is_named(root: Path, alpha: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody removed it between two checkpoints: what was saved stands, and the run goes on from there, ungated."""
+    note = session.note_libraries
+
+    def lost(held: rundir.RunDir) -> None:
+        (held.path / "manifest.json").unlink(missing_ok=True)
+        note(held)
+
+    monkeypatch.setattr(session, "note_libraries", lost)
+    asked = ("lab", root / "run.toml", "--set", "run.name=unnamed", "--set", "train.checkpoint_every=2")
+    code, _, err = alpha(*asked)
+    path = root / "runs" / "unnamed"
+    assert code == 2 and "the manifest of a run is gone" in err and str(path / "manifest.json") in err and "--resume" in err, err
+    assert folders.steps(path / "checkpoints") == [2]
+    monkeypatch.undo()
+    assert alpha("lab", path, "--resume")[0] == 0 and rundir.is_sound(rundir.read_manifest(path))
 
 
 def test_samples_are_deterministic(trained: Path, alpha: Run) -> None:

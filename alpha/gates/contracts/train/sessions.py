@@ -364,4 +364,10 @@ def refused(rng: np.random.Generator) -> Measured:
                 provenance.note_libraries(held)
             same(checks, "libraries that came since", wrote, [{"run": "one", "status": "GATED", "sessions": [
                 {"libraries": libraries, "gated": True}]}][:writes])
+        for lost in (lambda: held.write_manifest({"run": "one", "sessions": []}), (path / "manifest.json").unlink):
+            lost()
+            same(checks, "a manifest that is lost", said(lambda: provenance.note_libraries(held)), error_text(
+                "CorruptError", "the manifest of a run is gone while it goes on", path / "manifest.json",
+                "the sessions that were written there", "restore it, or go on with --resume as it is: that writes another one, and the "
+                "run is UNGATED then"))
     return all_hold(checks)
