@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +111,11 @@ def import_model(source: str, out: Path, catalogue: Catalogue) -> Path:
     program = program_for(cfg, vocabulary(cfg, tokenizer.vocab_size), catalogue, threads_for(cfg))
     states = empty_states(program)
     model.fill(states["param"][1], states["param"][0])
-    with rundir.create(cfg, tokenizer) as held:
+    with rundir.create(cfg, tokenizer) as held, ExitStack() as undo:
+        undo.callback(shutil.rmtree, held.path, ignore_errors=True)  # without its checkpoint it would begin from parameters that are drawn
         folders.save(held.checkpoints, 0, states, {"tokenizer": tokenizer.hash, "config": cfg.identity(), "program": program.hash(),
                                                   "from": str(model.path.resolve())})
+        undo.pop_all()
         return held.path
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from alpha import cli
 from alpha.checkpoint import folders, hf, safetensors
 from alpha.data.tokenizer import PATTERNS, BPETokenizer, ByteTokenizer, Tokenizer
-from alpha.errors import InputError
+from alpha.errors import InputError, MachineError
 from alpha.gates.contracts import hf as contract
 from alpha.gates.contracts.data import tokenizer_hf
 from alpha.gates.contracts.data.support import text_like
@@ -300,6 +300,19 @@ def test_a_model_is_imported_and_sampled(run: Path, published: Path, tmp_path: P
                         (["train", "configs/tiny.toml", "--resume", "--init", f"hf:{published}"], "leave out --init")):
         assert cli.main(args) == 2
         assert words in capsys.readouterr().err
+
+
+def test_an_import_that_the_disk_refuses_leaves_no_run(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without its checkpoint would be drawn by the seed when it goes on, and keep the next import from its name."""
+    def full(*args: object, **kwargs: object) -> None:
+        raise MachineError("the disk is full: the checkpoint was not saved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "save", full)
+        with pytest.raises(MachineError, match="the disk is full"):
+            hub.import_model(f"hf:{published}", tmp_path / "runs" / "new", catalogue())
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert folders.steps(hub.import_model(f"hf:{published}", tmp_path / "runs" / "new", catalogue()) / "checkpoints") == [0]
 
 
 def test_ids_behind_the_tokenizer_never_come_out(run: Path, published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
