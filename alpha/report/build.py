@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, count
 
 from alpha.profile.kernels import PERTURBED
 from alpha.registry.status import Registry
@@ -32,8 +33,8 @@ def build(
         Section("Launches", _plot("launches", f"Launch counts{_first_of(*runs)}", hands, charts.launches, data.launches)),
         Section("Bandwidth", _plot("bandwidth", "Achieved bandwidth", width, charts.bandwidth, data.bandwidth)),
     ]
-    for run in runs:
-        head, tail = (f"{run.label}: ", f"-{_slug(run)}") if len(runs) > 1 else ("", "")
+    for run, tail in zip(runs, _tails(runs)):
+        head = f"{run.label}: " if len(runs) > 1 else ""
         sections += [Section(run.label)] if len(runs) > 1 else []
         sections += [Section(head + title, blocks(run, tail), 3 if len(runs) > 1 else 2) for title, blocks in (
             ("Step waterfall", lambda r, t: _waterfall(r, t, points)),
@@ -50,6 +51,25 @@ def build(
     notes = [f"{r.label}: {n}" for r in runs for n in r.notes]
     return Document(f"Report on {names}" if len(runs) < 4 else f"Report on {len(runs)} runs", notes, sections,
                     [r.shown for r in runs if r.ungated])  # fmt: skip
+
+
+def _tails(runs: Sequence[Run]) -> list[str]:
+    """What the names of each run's plots and tables end in; nothing where there is one run. No two files of a report have one name: runs
+    `a.b` and `a-b` are one slug, and the table ops-rows of `x` would be the plot ops of `rows-x`."""
+
+    def ends(slug: str) -> set[str]:
+        return {slug, f"rows-{slug}", f"launches-{slug}"}
+
+    if len(runs) == 1:
+        return [""]
+    taken: set[str] = set()
+    made = []
+    for run in runs:
+        slug = _slug(run)
+        own = next(one for one in chain([slug], (f"{slug}-{n}" for n in count(2))) if not ends(one) & taken)
+        taken |= ends(own)
+        made.append(f"-{own}")
+    return made
 
 
 def _slug(run: Run) -> str:

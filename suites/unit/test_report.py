@@ -30,7 +30,7 @@ from alpha.report import runs as reading
 from alpha.report.across import _verdict
 from alpha.report.build import build
 from alpha.report.command import main
-from alpha.report.document import Document, Plot
+from alpha.report.document import Document, Plot, Text
 from alpha.report.write import write
 
 ROOT = Path(__file__).parents[2]
@@ -324,6 +324,17 @@ def test_small_runs(tmp_path: Path, steps: int) -> None:
     cells = Page((tmp_path / "out" / "report.html").read_text()).figures["figures"][1]
     value = {row[0]: row[1] for row in cells}["MFU"]
     assert (value == "—") == (steps < 4)
+
+
+def test_no_two_files_of_a_report_have_one_name(tmp_path: Path) -> None:
+    """Names of runs become names of files: what is no letter or digit is a hyphen there, and each file would be of the last run alone."""
+    names = ("a.b", "a-b", "rows-x", "x", "launches-a-b", "a-b-2", "a.b-2")
+    runs = [reading.load(made_runs.make(tmp_path / name, steps=9 + i, seed=i)) for i, name in enumerate(names)]
+    reading.distinct(runs)
+    document = build(runs)
+    files = [b.name for section in document.sections for b in section.blocks if not isinstance(b, Text)]
+    assert len(set(files)) == len(files) > 8 * len(names), sorted({f for f in files if files.count(f) > 1})
+    assert "ops-a-b" in files and "ops-a-b-2" in files and all(re.fullmatch(r"[\w-]+", f) for f in files)
 
 
 def test_views_are_json(tmp_path: Path, run_a: Path) -> None:
