@@ -23,7 +23,7 @@ def agree(group: Group, facts: Mapping[str, str], what: str, do: str) -> None:
     what: what differs then, such as 'rank {rank} was started otherwise'; do: what helps.
     """
     names = sorted(facts)
-    own = np.array([xxhash.xxh3_64_intdigest(f"{name}={facts[name]}".encode()) for name in names], np.uint64).view(np.int64)
+    own = np.array([xxhash.xxh3_64_intdigest(_bytes(f"{name}={facts[name]}")) for name in names], np.uint64).view(np.int64)
     every = np.empty((group.size, len(names)), np.int64)
     collectives.all_gather(group, own, every)
     differing = [i for i in range(len(names)) if (every[:, i] != every[0, i]).any()]
@@ -38,10 +38,15 @@ def agree(group: Group, facts: Mapping[str, str], what: str, do: str) -> None:
                     expected=f"{name} of rank {group.members[column.index(usual)]}: {texts[column.index(usual)]}", do=do)
 
 
+def _bytes(text: str) -> bytes:
+    """Of a fact: a path in it may hold a name that is no UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _texts(group: Group, text: str) -> list[str]:
     """The beginning of every member's text."""
     own, every = np.zeros(_SHOWN // 8, np.int64), np.empty((group.size, _SHOWN // 8), np.int64)
-    told = text.encode()[:_SHOWN]
+    told = _bytes(text)[:_SHOWN]
     own.view(np.uint8)[: len(told)] = np.frombuffer(told, np.uint8)
     collectives.all_gather(group, own, every)
     return [row.tobytes().rstrip(b"\0").decode("utf-8", "replace") for row in every]

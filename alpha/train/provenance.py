@@ -20,7 +20,7 @@ from alpha.data.files import sha256_hex
 from alpha.data.mixture import MixedSampler, sources_of
 from alpha.data.packing import waste
 from alpha.data.sampler import PermutedSampler, Sampler
-from alpha.errors import CorruptError
+from alpha.errors import CorruptError, visible
 from alpha.flops.executed import by_part
 from alpha.flops.v1 import CONVENTION, VERSION, ModelFlops
 from alpha.graph.plan import Program
@@ -67,7 +67,7 @@ def describe(
     executed = sum(program.plans_of(rank)[s.plan].flops() for rank in range(program.ranks) for s in program.role(rank).schedule)
     metrics.describe(
         {
-            "status": seal.status, "name": held.path.name, "program": program.hash(), "machine": hardware["machine"],
+            "status": seal.status, "name": visible(held.path.name), "program": program.hash(), "machine": hardware["machine"],
             "hardware": hardware["hardware"], "devices": program.ranks, "commit": source["commit"], "dirty": source["dirty"],
             "version": source["version"], "backend": cfg.machine.backend, "backend_version": hardware["version"],
             "binaries": sha256_hex(repr(sorted((k, sorted(v.items())) for k, v in components.items())).encode()),

@@ -77,16 +77,16 @@ class Ranks:
     # -- words and numbers -----------------------------------------------------------------------------------------------------
 
     def hear(self, text: str) -> str:
-        """What the first rank says, on all ranks."""
+        """What the first rank says, on all ranks: words, or a path, whatever bytes its names have."""
         if self.world is None:
             return text
-        data = np.frombuffer(text.encode(), np.uint8) if self.first else np.empty(0, np.uint8)
+        data = np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) if self.first else np.empty(0, np.uint8)
         words = np.array([len(data)], np.int64)
         collectives.broadcast(self._group, words, words, root=0)
         whole = np.zeros(-(-int(words[0]) // 8), np.int64)
         whole.view(np.uint8)[: len(data)] = data
         collectives.broadcast(self._group, whole, whole, root=0)
-        return whole.tobytes()[: int(words[0])].decode()
+        return whole.tobytes()[: int(words[0])].decode("utf-8", "surrogateescape")
 
     def each(self, text: str) -> list[str]:
         """What every rank says, in order, on all ranks."""

@@ -36,6 +36,7 @@ from alpha.comm.world import WORLD, World
 from alpha.errors import BusyError, GraphError, InputError, MachineError, RankError
 from alpha.gates.contracts.ranks.collectives import CHOICES
 from alpha.gates.contracts.ranks.members import in_threads
+from alpha.train.ranks import Ranks
 
 SHORT = Deadlines(stall=0.2)
 
@@ -141,6 +142,22 @@ def test_a_long_error_is_cut() -> None:
     control.fail(Failure(0, 0, "x" * 100, 0, 1, "\u00e9" * 5000))
     (found,) = control.failures()
     assert found.op == "x" * 64 and 100 < len(found.text) < 1000
+
+
+def test_names_of_files_that_are_no_utf_8_are_told() -> None:
+    """Python holds their bytes as lone surrogates, which no text may hold."""
+    control = Segment.create(1).control
+    control.fail(Failure(0, 0, "", 0, 1, "there is no caf\udce9"))
+    assert control.failures()[0].text == "there is no caf\\udce9"
+
+    def body(world: World) -> None:
+        ranks = Ranks(world)
+        assert ranks.hear("runs/caf\udce9" if ranks.first else "") == "runs/caf\udce9"
+        agree(world.group(WORLD), {"resume": "runs/caf\udce9"}, "rank {rank} differs", "")
+        agree(world.group(WORLD), {"resume": f"runs/caf\udce9{world.rank}"}, "rank {rank} differs", "")
+
+    for error in in_threads(2, body):
+        assert isinstance(error, RankError) and "rank 1 differs" in str(error)
 
 
 def test_the_first_error_of_a_world_reaches_all() -> None:

@@ -154,6 +154,23 @@ def test_ranks_go_on_in_another_folder(began: Path, tmp_path: Path, monkeypatch:
     assert bits(began / "runs" / "ranks") == bits(began / "runs" / "ranks-whole") and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_goes_on_in_a_folder_whose_name_is_no_utf_8(ranks: int, tmp_path: Path, small_run: Write) -> None:
+    """As an old disk has them, and the folder around it too. Its metrics call it by a name that can be written."""
+    work = tmp_path / os.fsdecode(b"caf\xe9")
+    work.mkdir()
+    small_run(tmp_path, {"data.corpus": "text", "data.cache": "cache", "run.out": "runs", "train.shards": 2, "train.steps": 4,
+                         "train.checkpoint_every": 2, "data.baseline": False})
+    for name in ("run.toml", "text"):
+        (tmp_path / name).rename(work / name)
+    assert warm.run(["-m", "alpha", "lab", "run.toml"], cwd=work).returncode == 0
+    run = (work / "runs" / "r").rename(work / "runs" / os.fsdecode(b"r\xe9"))
+    more = ["--nproc", "2"] if ranks == 2 else []
+    done = warm.run(["-m", "alpha", "lab", run, "--resume", "--at", "2", *more], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert folders.steps(run / "checkpoints") == [2, 4] and dict(read(run / "metrics.sqlite", "run_metadata"))["name"] == "r\\udce9"
+
+
 @pytest.fixture
 def moved(began: Path, tmp_path: Path) -> Path:
     """A run that was killed, in a folder that moved to `tmp_path / "there"` with its text."""
