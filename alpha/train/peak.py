@@ -53,7 +53,8 @@ def sheet(hardware: str) -> Peak:
 
     `hardware`: the GPU's name. MachineError for one whose data sheet is not known.
     """
-    found = next((name for name in SHEETS if name in hardware), None)
+    known = hardware.removeprefix("NVIDIA ")  # a GH200 is no H200, and an H200 NVL is slower than the one that the sheet is of
+    found = next((name for name in SHEETS if known.startswith(name) and "NVL" not in known.split()), None)
     if found is None:
         raise MachineError("no data sheet of this GPU is known", came=hardware, expected=", ".join(SHEETS),
                            do="add its peaks to SHEETS in alpha/train/peak.py")  # fmt: skip

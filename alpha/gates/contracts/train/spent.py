@@ -252,9 +252,10 @@ def peaks(rng: np.random.Generator) -> Measured:
         gpu = SimpleNamespace(hardware=lambda: {"hardware": name})
         same(checks, name, peak.peak_of(gpu), Peak(flops, bandwidth, f"NVIDIA's data sheet of the {sheet}: dense bf16 and memory"))
         same(checks, "no readings", peak.readings(gpu, None)(), None)
-    same(checks, "another GPU", said(lambda: peak.sheet("RTX 9")), error_text(
-        "MachineError", "no data sheet of this GPU is known", "RTX 9", "H200, H100 80GB HBM3, H100 SXM, H100 PCIe",
-        "add its peaks to SHEETS in alpha/train/peak.py"))
+    for other in ("RTX 9", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H100 NVL"):  # none of them has the peaks of one that is known
+        same(checks, "another GPU", said(lambda: peak.sheet(other)), error_text(
+            "MachineError", "no data sheet of this GPU is known", other, "H200, H100 80GB HBM3, H100 SXM, H100 PCIe",
+            "add its peaks to SHEETS in alpha/train/peak.py"))
     for workers, rounds, taken in ((1, [(5, 9), (6, 8), (5, 9), (6, 8.9)], 4), (3, [(1, 1), (2, 2), (3, 3), (4, 4), (4, 5), (4, 4.95)], 6),
                                    (2, [(2.0**i, 1) for i in range(8)], 8), (1, [(100, 100), (98, 98), (1, 1), (1, 1)], 4),
                                    (1, [(100, 100), (97.9, 98), (1, 1), (1, 1), (98, 1)], 5)):
