@@ -134,6 +134,11 @@ class RunDir(RunFolder):
         if read_file(self.path / "config.toml", "the configuration of a run", MOST_TEXT) != text:
             write_atomic(self.path / "config.toml", text)
 
+    def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Write the tokenizer again where its file is gone: whoever samples from the run or exports it has no other."""
+        if not (self.path / "tokenizer.json").exists():
+            tokenizer.save(self.path / "tokenizer.json")
+
     def write_manifest(self, content: Mapping[str, Any]) -> None:
         """Replace the manifest, whole or not at all, with the hash of its content."""
         write_atomic(self.path / "manifest.json", json.dumps(sealed(content), indent=2, sort_keys=True).encode() + b"\n")

@@ -168,6 +168,7 @@ def train(
                 told=lambda waited: metrics.add("data_waits", {**asdict(waited), "rank": ranks.rank})))
         if held:
             held.write_config(cfg)
+            held.keep_tokenizer(data.tokenizer)
         why = "ungated components were allowed" if admit is None else broken(manifest, saved)
         loop.seal = _seal(manifest, UNGATED if why else GATED, evidence)
         printer.stamp = UNGATED if why else ""

@@ -150,6 +150,16 @@ def test_a_run_lasts_longer_than_it_was_meant_to(root: Path, alpha: Run) -> None
     assert alpha("lab", path, "--resume")[0] == 0 and len(read(path / "metrics.sqlite", "step_metrics", "step")) == 8
 
 
+def test_a_tokenizer_that_was_lost_is_there_again_behind_the_next_session(root: Path, alpha: Run) -> None:
+    """Who samples and who exports read it in the run, and it advises to sample."""
+    assert alpha("lab", root / "run.toml", "--set", "run.name=mute")[0] == 0
+    path = root / "runs" / "mute"
+    before = (path / "tokenizer.json").read_bytes()
+    (path / "tokenizer.json").unlink()
+    assert alpha("lab", path, "--resume")[0] == 0 and (path / "tokenizer.json").read_bytes() == before
+    assert alpha("sample", path, "--prompt", "def", "--tokens", 2)[0] == 0
+
+
 def test_damaged_files_of_a_run(root: Path, alpha: Run) -> None:
     assert alpha("lab", root / "run.toml", "--set", "run.name=hurt")[0] == 0
     path = root / "runs" / "hurt"

@@ -156,6 +156,13 @@ def made(rng: np.random.Generator) -> Measured:
             longer = replace(cfg, train=replace(cfg.train, steps=77))
             held.write_config(longer)
             same(checks, "another one", rundir.read_config(held.path), longer)
+            file = held.path / "tokenizer.json"
+            raw, inode = file.read_bytes(), file.stat().st_ino
+            held.keep_tokenizer(tokenizer)
+            same(checks, "its tokenizer", (file.read_bytes(), file.stat().st_ino), (raw, inode))
+            file.unlink()
+            held.keep_tokenizer(tokenizer)
+            same(checks, "a tokenizer that was lost", file.read_bytes(), raw)
             path = held.path
             os.rename(path, root / "moved")
             same(checks, "its folder is gone", said(held.check), error_text(

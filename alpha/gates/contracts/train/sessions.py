@@ -221,7 +221,9 @@ def went_on(rng: np.random.Generator) -> Measured:
         with closing(sqlite3.connect(path / "metrics.sqlite")) as db, db:
             db.execute("UPDATE run_metadata SET value = 'another' WHERE key = 'hardware'")
             db.execute("UPDATE run_metadata SET value = '2001-02-03T04:05:06+00:00' WHERE key = 'started'")
+        (path / "tokenizer.json").unlink()
         third, lines = run.train(cfg, resume=path, stop=stops(1, 1))
+        checks.append(("a tokenizer that was lost", (path / "tokenizer.json").is_file()))
         hardware, text = environment()["cpu"], "\n".join(_apart(lines)[0])
         passed, warned = (x[3]["text"] for x in events(path) if x[0] == "warning")
         same(checks, "past a damaged one", (third.step, passed in text, state.name in passed, text.startswith(
