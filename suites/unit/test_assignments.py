@@ -53,7 +53,7 @@ EXCUSED = {
     ("gates/contracts/ranks/connections.py", "patch.object(connections)"): "a clock that passes with each look",
     ("gates/contracts/ranks/doors.py", "patch.object(meets)"): "a clock on which the deadline passes when a host was refused often enough",
     ("gates/contracts/ranks/joining.py", "patch.object(group)"): "a group of the contract's own, which notes what it is to hear",
-    ("gates/contracts/ranks/joining.py", "patch.object(process)"): "threads that end while they are looked at, or begin, wait and run as a contract says",
+    ("gates/contracts/ranks/joining.py", "patch.object(process)"): "threads that end while they are looked at, or begin and wait",
     ("gates/contracts/ranks/joining.py", "patch.object(watching)"): "a clock that stands while a rank spins",
     ("gates/contracts/ranks/joining.py", "patch.object(worlds)"): "a heart that beats a thousand times a second",
     ("gates/contracts/ranks/memory.py", "patch.object(module)"): "a planted refusal of the system's",

@@ -194,7 +194,8 @@ def drawn(rng: np.random.Generator, backend: str, whole: bool = False) -> Iterat
 
 Told = dict[str, Any]
 """What a report says of a run: key of a figure -> [value, text, verdict, reason], `ops`: of each op what it takes a step, `over time`:
-number of buckets -> the phases over time, and `waterfall`: the phases of a mean step, of each of RANGES; or `error`: the class of error that refused it."""
+number of buckets -> the phases over time, and `waterfall`: the phases of a mean step, of each of RANGES; or `error`: the class of error
+that refused it."""
 
 
 def read_all(paths: Sequence[str]) -> str:
