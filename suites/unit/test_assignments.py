@@ -59,6 +59,7 @@ EXCUSED = {
     ("gates/contracts/ranks/memory.py", "patch.object(module)"): "a planted refusal of the system's",
     ("gates/contracts/ranks/memory.py", "patch.object(shm)"): "a machine whose stores may pass each other",
     ("gates/contracts/ranks/places.py", "patch.object(rendezvous)"): "another user",
+    ("gates/contracts/ranks/places.py", "patch.object(timing)"): "messages and sums that take as long as a contract says",
     ("gates/contracts/ranks/told.py", "patch.object(watching)"): "a contract that says how late it is",
     ("gates/contracts/saves.py", "patch.object(ranges)"): "a planted file that is cut while it is read",
     ("gates/contracts/saves.py", "patch.object(safetensors)"): "a planted file that is cut while it is read",
