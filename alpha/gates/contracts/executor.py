@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event, current_thread
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from alpha.backends.cpu.catalogue import fill
 from alpha.backends.cpu.executor import CpuExecutor
@@ -623,6 +625,23 @@ def _staged_once(ref: Reference, rng: np.random.Generator) -> Measured:
         return yes(copied and refuses(InputError, partial(executor.enqueue, (plan,))).error == 0, cases=2)
 
 
+def _blas_lent(rng: np.random.Generator) -> Measured:
+    """BLAS has one thread while an executor lives, and as many as before when it is gone, by an error too."""
+    def threads() -> set[int]:
+        return {int(x["num_threads"]) for x in threadpool_info() if x["user_api"] == "blas"}
+
+    found = list[set[int]]()
+    for error in ((), (InputError,)):
+        with threadpool_limits(limits=2, user_api="blas"):
+            found.append(threads())
+            with suppress(InputError), CpuExecutor(program("gpt"), kernels()):
+                found.append(threads())
+                for kind in error:
+                    raise kind("the run ends")
+            found.append(threads())
+    return yes(found == 2 * [{2}, {1}, {2}], f"threads {found}", cases=6)
+
+
 def _other_world(rng: np.random.Generator) -> Measured:
     """A Program of one rank does not run on one of two."""
     def opened() -> None:
@@ -686,7 +705,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls),
                    ("long-calls", edges.long_calls), ("held-at-once", edges.held_at_once), ("launches-told", watching.launches),
                    ("hand-overs-told", watching.notes), ("workers-told", watching.workers), ("items-once", watching.items),
-                   ("panels-apart", watching.panels),
+                   ("panels-apart", watching.panels), ("blas-lent", _blas_lent),
                    ("late-ends", watching.late_ends), ("errors-told", watching.errors), ("pages", watching.pages)],
         "determinism": [*both(_bits), *[(f"watched-{n}", c) for n, c in both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in both(_replay_names)], *[(f"inputs-{n}", c) for n, c in both(_bad_inputs)],

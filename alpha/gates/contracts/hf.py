@@ -378,14 +378,23 @@ NEEDLESS: dict[str, dict[str, Any]] = {
 
 
 def _absent(rng: np.random.Generator) -> Measured:
-    """A config.json that says any of its keys, with drawn values, means transformers' own defaults for the others."""
+    """A config.json that says any of its keys, with drawn values, means transformers' own defaults for the others. One that names both
+    keys of its frequencies means the scaling of either, and the newest base."""
     count = Checks()
+    for kind in ("llama", "qwen2"):
+        for scaled in range(2):
+            factor, base = float(rng.uniform(1, 9)), float(rng.integers(100, 10**6))
+            said: dict[str, dict[str, Any]] = {"rope_scaling": {"rope_type": "default"},
+                                               "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+            said[("rope_scaling", "rope_parameters")[scaled]] |= {"rope_type": "linear", "factor": factor}
+            got = hf.LAYOUTS[kind].sizes(hf._Reader("made/config.json", {**said, "rope_theta": 7.0}))
+            count.that((got["rope_scaling"], got["rope_base"]) == ((factor,), base), f"a {kind} of {json.dumps(said)}: {got}")
     for kind, keys in ABSENT.items():
-        for said in (0.0, 1.0, *rng.random(100)):
-            given, want = {k: v for k, v in NEEDLESS[kind].items() if rng.random() < said}, dict[str, Any]()
+        for part in (0.0, 1.0, *rng.random(100)):
+            given, want = {k: v for k, v in NEEDLESS[kind].items() if rng.random() < part}, dict[str, Any]()
             for key, (ours, default) in keys.items():
                 value: Any = bool(rng.integers(2)) if isinstance(default, bool) else type(default)(rng.integers(1, 1 << 20))
-                want[ours] = value if rng.random() < said else default
+                want[ours] = value if rng.random() < part else default
                 given |= {key: value} if want[ours] is value else {}
             if kind != "gpt2":
                 want |= {"head_dim": max(want["width"] // want["heads"], 1), "rope_scaling": ()}

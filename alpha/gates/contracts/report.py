@@ -59,6 +59,8 @@ KERNEL_TIMES = ("kernels", "busy_ns", "stamp_ns", "idle_ns", "gap_ns", "gap_sync
 OPS = ("add", "scale")
 BUCKETS = (1, 2, 1000)
 """Of phases over time: numbers that cut any number of steps at whole ones."""
+RANGES = ((None, None), (None, 6), (4, None), (5, 9), (7, 7), (9, 5))
+"""(first, last) step that a mean step is asked of."""
 SUMS = {"runs": "count", **{k: k for k in ("enqueue_ns", "device_ns", "wait_ns", "flops", "nbytes", "dispatches")}}
 """What a page says of an op -> the column of op_profile that it adds up."""
 LINES = {"kernel_active": (0.9, True), "bubble": (0.1, False), "comm_exposed": (0.15, False), "bandwidth_bound": (0.6, True),
@@ -192,7 +194,8 @@ def drawn(rng: np.random.Generator, backend: str, whole: bool = False) -> Iterat
 
 Told = dict[str, Any]
 """What a report says of a run: key of a figure -> [value, text, verdict, reason], `ops`: of each op what it takes a step, `over time`:
-number of buckets -> the phases over time, and `waterfall`: the phases of a mean step; or `error`: the class of error that refused it."""
+number of buckets -> the phases over time, and `waterfall`: the phases of a mean step, of each of RANGES; or `error`: the class of error
+that refused it."""
 
 
 def read_all(paths: Sequence[str]) -> str:
@@ -206,7 +209,7 @@ def read_all(paths: Sequence[str]) -> str:
         try:
             run = runs.load(Path(path))
             found.append({f.key: [f.value, f.text, f.verdict, f.reason] for f in judge(facts(run))}
-                         | {"ops": top_ops(run)["ops"], "waterfall": waterfall(run),
+                         | {"ops": top_ops(run)["ops"], "waterfall": [waterfall(run, *steps) for steps in RANGES],
                             "over time": {points: phases_over_time(run, points) for points in BUCKETS}})
         except AlphaError as error:
             found.append({"error": type(error).__name__, "what": error.what})
@@ -349,15 +352,20 @@ def over_time(run: Drawn, points: int) -> tuple[list[int], dict[str, list[float]
     return [cut[0]["step"] for cut in cuts], {p: [mean(r[f"{p}_ns"] for r in cut) for cut in cuts] for p in (*PHASES, "unexplained")}
 
 
-def by_phase(run: Drawn) -> dict[str, tuple[float, float]]:
-    """Of each phase what it takes of a mean unprofiled step on a rank, and beside it; empty where there is no such step."""
-    rows = [r for r in run.rows if not r["profiled"] and run.steps.get(r["step"], (0, 1))[1]]
+def by_phase(run: Drawn, first: int | None, last: int | None) -> tuple[dict[str, tuple[float, float]], tuple[int, int] | None]:
+    """Of each phase what it takes of a mean unprofiled step of a range on a rank, and beside it; the first and the last such step. Nothing
+    where there is none."""
+    rows = [r for r in run.rows if not r["profiled"] and run.steps.get(r["step"], (0, 1))[1]
+            and (first is None or r["step"] >= first) and (last is None or r["step"] <= last)]
+    if not rows:
+        return {}, None
+    steps = [r["step"] for r in rows]
     return {p: (mean(r[f"{p}_ns"] for r in rows), mean(r.get(f"{p}_overlapped_ns", 0) for r in rows))
-            for p in (*PHASES, "unexplained")} if rows else {}
+            for p in (*PHASES, "unexplained")}, (min(steps), max(steps))
 
 
-def _phases(run: Drawn, said: Told, shown: Told) -> list[tuple[str, bool]]:
-    """Phases over time, and those of a mean step, beside what they should be."""
+def _phases(run: Drawn, said: Told, shown: list[Told]) -> list[tuple[str, bool]]:
+    """Phases over time, and those of a mean step of all and of some, beside what they should be."""
     checks = list[tuple[str, bool]]()
     for points in BUCKETS:
         (x, series), got = over_time(run, points), said[str(points)]
@@ -366,11 +374,15 @@ def _phases(run: Drawn, said: Told, shown: Told) -> list[tuple[str, bool]]:
         checks += [(f"{p} in {points}: {got['series'].get(p)} for {values}"[:190],
                     len(got["series"].get(p, ())) == len(values) and bool(np.allclose(got["series"][p], values, rtol=1e-12, atol=0)))
                    for p, values in series.items()]
-    found = {e["phase"]: (e["exclusive_ns"], e["overlapped_ns"]) for e in shown["phases"]}
-    want = by_phase(run)
-    checks.append((f"phases of a step {sorted(set(found) ^ set(want))}", list(found) == list(want)))
-    return [*checks, *((f"{p} of a step: {found[p]} for {want[p]}", bool(np.allclose(found[p], want[p], rtol=1e-12, atol=0)))
-                       for p in set(found) & set(want))]
+    for steps, one in zip(RANGES, shown, strict=True):
+        found = {e["phase"]: (e["exclusive_ns"], e["overlapped_ns"]) for e in one["phases"]}
+        want, ends = by_phase(run, *steps)
+        told = (one["first"], one["last"]) if one["why"] is None else None
+        checks.append((f"phases of steps {steps}: {told} for {ends}, {sorted(set(found) ^ set(want))}", (list(found), told) == (
+            list(want), ends)))
+        checks += [(f"{p} of steps {steps}: {found[p]} for {want[p]}", bool(np.allclose(found[p], want[p], rtol=1e-12, atol=0)))
+                   for p in set(found) & set(want)]
+    return checks
 
 
 def exposed(run: Drawn, cells: dict[tuple[int, int], dict[str, Any]]) -> float | None:

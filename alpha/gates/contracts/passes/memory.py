@@ -375,12 +375,21 @@ def _bucketed(kind: str = "state", *, read_again: bool = False) -> Plan:
 
 
 def _bucket_in_place(rng: np.random.Generator) -> Measured:
-    """What makes up a bucket is written where it lies in it, and the sum over ranks ends there: no copy, no memory beside the state's."""
+    """What makes up a bucket is written where it lies in it, and the sum over ranks ends there: no copy, no memory beside the state's. So
+    it is with a bucket that is part of another one."""
     plan = _bucketed()
     at = {x.op: [(r.arena, r.offset) for r in x.outs] for x in plan.launches if x.op in ("scale", "accumulate", "all_reduce")}
     want = {"scale": [("state.grad1", 4 * (128 + 64))], "accumulate": [("state.grad1", 512)], "all_reduce": [("state.grad1", 512)]}
     reads = {r.arena for x in plan.launches for r in x.ins if x.op in ("accumulate", "all_reduce")}
-    return yes(at == want and reads <= {"state.grad1", "state.grad0", "act"}, str(at), cases=3)
+    t = Tracer("in a bucket")
+    x = t.input("x", (4, 4), "f32")
+    inner = t.bucket(t.matmul(x, x), offsets=(16,), size=64)
+    outer = t.bucket(t.scale(x, factor=3.0), inner, offsets=(0, 64), size=128)
+    t.update(t.state("grad0", 64, (128,), "f32"), t.all_reduce(outer, group="dp", size=2, reduce="sum"))
+    graph = schedule(verify(prune(t.graph), "trace"))
+    both = {x.op: x.outs[0].offset // 4 for x in lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {"grad0": 1024}).launches}
+    inside = both == {"matmul": 64 + 64 + 16, "scale": 64, "all_reduce": 64}
+    return yes(at == want and reads <= {"state.grad1", "state.grad0", "act"} and inside, f"{at}, {both}", cases=6)
 
 
 def _bucket_kept(rng: np.random.Generator) -> Measured:

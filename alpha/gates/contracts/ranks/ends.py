@@ -251,6 +251,30 @@ def anew(rng: np.random.Generator) -> Measured:
     return Measured(error=float(len(wrong)), bound=0.0, cases=4, note=wrong[0][:120] if wrong else "")
 
 
+def turned(rng: np.random.Generator) -> Measured:
+    """A rank that another one begins to wait for has its whole deadline from then on, whoever was waited for before it."""
+    wrong, stall, each, turns = list[str](), 0.6, 0.2, 6
+    segment = Segment.create(4)
+    control = segment.control
+    for rank in range(4):
+        control.join(rank, os.getpid())
+    order, began = [2 + i % 2 for i in range(int(rng.integers(2)), turns + 2)], time.monotonic()
+
+    def rest(seconds: float) -> None:
+        time.sleep(seconds)
+        control.wait(1, order[min(int((time.monotonic() - began) / each), turns)])
+
+    control.wait(1, order[0])
+    watch = Watch(control, 0, Deadlines(stall=stall))
+    try:
+        watch.until(lambda: time.monotonic() > began + turns * each, 1, "all_reduce", rest)
+    except RankError as error:
+        wrong.append(f"{error.what} after {time.monotonic() - began:.3f} s")
+    watch.close()
+    segment.close()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=turns, note=wrong[0][:120] if wrong else "")
+
+
 def stops(rng: np.random.Generator) -> Measured:
     """A rank that waits for a living one stops at the first error that any rank tells, at whichever look, before it begins or in its
     sleep: with that one's name, op and step."""

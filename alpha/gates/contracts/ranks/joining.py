@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
@@ -168,6 +169,40 @@ def threads(rng: np.random.Generator) -> Measured:
         clock._then -= 10**9
         wrong += [] if 0 < clock.look() <= process.LATE_NS else [f"a late look counts for {clock.ns} ns"]
     return measured(wrong, 3)
+
+
+def served(rng: np.random.Generator) -> Measured:
+    """The time of a process is that of the thread that was served least. One that begins while others run takes nothing of what was counted
+    before; while one waits for a processor it stands; what that one lacks goes with it when it ends. Each look comes late, so it counts
+    for LATE_NS."""
+    wrong, cases = list[str](), 0
+    for _ in range(20):
+        threads, letters = {Path("a"): (1, 0)}, dict[Path, str]()
+        alone, both, waits, runs, after = (int(n) for n in rng.integers(1, 6, 5))
+        with mock.patch.object(process, "_threads", lambda pid, threads=threads: dict(threads)), \
+             mock.patch.object(process, "_letter", lambda folder, letters=letters: letters.get(folder, "S")):
+            clock, found = process.Served(os.getpid()), list[float]()
+
+            def look(times: int, clock: process.Served = clock, found: list[float] = found) -> None:
+                for _ in range(times):
+                    clock._then -= 10**9
+                    found.append(clock.look() / process.LATE_NS)
+
+            look(alone)
+            threads[Path("b")] = (1, 0)
+            look(both)
+            letters[Path("b")] = "R"
+            look(waits)
+            for ran in range(runs):  # what it waited for before it ran was counted as it waited
+                threads[Path("b")] = (2 + ran, 0)
+                look(1)
+            del threads[Path("b")]
+            look(after)
+        before, all_ = alone + both, alone + both + waits + runs
+        wanted = [*range(1, before + 1), *[before] * waits, *range(before + 1, before + runs + 1), *range(all_ + 1, all_ + after + 1)]
+        wrong += [] if found == wanted else [f"{found} for {wanted}"]
+        cases += len(wanted)
+    return measured(wrong, cases)
 
 
 def _late(segment: Segment, asked: int, *, tells: bool) -> Callable[[], bool]:

@@ -19,8 +19,10 @@ from unittest import mock
 
 import numpy as np
 
+from alpha.comm import links as timing
 from alpha.comm import rendezvous, topology
 from alpha.comm.clock import Clocks, align
+from alpha.comm.group import Group
 from alpha.comm.links import Links
 from alpha.comm.rule import COSTS, Rule
 from alpha.comm.segment import Segment
@@ -216,6 +218,32 @@ def links(rng: np.random.Generator) -> Measured:
                              near_inverse_bandwidth=max(float(cost[p]) for p in near))
         wrong += [] if found == wanted else [f"hosts {hosts}: {found}, not {wanted}"]
     return measured(wrong, len(cases))
+
+
+def timed(rng: np.random.Generator) -> Measured:
+    """Of each pair a short message gives the latency and a long one what a byte takes beyond it, and all ranks hold what the lower rank of
+    the pair took; of each rank what it takes to add a byte."""
+    size = 3
+    latency, cost = (np.triu(rng.uniform(1e-6, 1e-4, (size, size)), 1), np.triu(rng.uniform(1e-11, 1e-9, (size, size)), 1))
+    addition = rng.uniform(0, 1e-9, size)
+
+    def trip(group: Group, low: int, high: int, count: int) -> float:
+        took = float(latency[low, high]) + (4 * count * float(cost[low, high]) if count > timing.SMALL else 0.0)
+        return took * (1 + group.index - low)  # the other end takes longer
+
+    def body(world: World) -> timing.Links:
+        own.rank = world.rank
+        return timing.measure(world)
+
+    own = threading.local()
+    with mock.patch.object(timing, "_round_trip", trip), mock.patch.object(timing, "_addition", lambda message: addition[own.rank]):
+        found = in_threads(size, body)
+    wrong = list[str]()
+    for rank, f in enumerate(found):
+        good = isinstance(f, timing.Links) and np.array_equal(f.latency, latency + latency.T) and np.array_equal(f.addition, addition) \
+            and bool(np.allclose(f.inverse_bandwidth, cost + cost.T, rtol=1e-6, atol=0)) and f.hosts == (0,) * size
+        wrong += [] if good else [f"rank {rank} holds {f}"]
+    return measured(wrong, size)
 
 
 def rules(rng: np.random.Generator) -> Measured:

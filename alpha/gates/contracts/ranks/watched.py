@@ -128,10 +128,11 @@ def _named(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience), ("stops", ends.stops),
-                                  ("announced", ends.announced), ("anew", ends.anew), ("words", told.words), ("flights", told.flights),
-                                  ("rests", told.rests), ("names", told.named), ("blocks", memory.blocks),
+                                  ("announced", ends.announced), ("anew", ends.anew), ("turned", ends.turned), ("words", told.words),
+                                  ("flights", told.flights), ("rests", told.rests), ("names", told.named), ("blocks", memory.blocks),
                                   ("overtaken", memory.overtaken), ("seats", joining.seats), ("heartbeats", joining.heartbeats),
-                                  ("groups", joining.groups), ("devices", joining.devices), ("threads", joining.threads)],
+                                  ("groups", joining.groups), ("devices", joining.devices), ("threads", joining.threads),
+                                  ("served", joining.served)],
                        "determinism": [("named", _named)],
                        "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left),
                                   ("watched late", ends.watched_late), ("early", joining.absent), ("no bridge", joining.no_bridge),

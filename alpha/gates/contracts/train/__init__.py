@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
                    ("meetings", launches.meetings), ("started", launches.started), ("lives", launches.lives),
                    ("looked after", launches.looked_after), ("verdicts", launches.verdicts),
                    ("spots changed", looks.changed), ("pieces", looks.pieces), ("tallied", looks.tallied),
-                   ("spots drawn", looks.drawn), ("paced", looks.paced),
+                   ("spots drawn", looks.drawn), ("paced", looks.paced), ("spaced", looks.spaced),
                    ("texts", validated.texts), ("one at a time", validated.one_at_a_time), ("cuts", validated.cuts)],
     }
 }

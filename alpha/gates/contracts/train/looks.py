@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -383,4 +385,30 @@ def paced(rng: np.random.Generator) -> Measured:
             own._ns, own._looked = spent, looked
             own.took(ns)
     same(checks, "told", (took, spaced, own._step_ns), ([900, 800, 50, 60, 900], [(200, 8)], 54))
+    return all_hold(checks)
+
+
+def spaced(rng: np.random.Generator) -> Measured:
+    """Checked steps of a device stand at the first multiple of what was asked for at which what one looks at costs SHARE at most, where
+    they are that far apart at all; of a step that looked at more than DRAWN components only that part counts. Else they stay."""
+    checks: Named = []
+    device = _Device(False)
+    own = Spots(5, 3, device, 0, _Store())
+    for trial in range(240):
+        late, every, looked = bool(trial % 6), int(rng.choice([10, 49, 50, 77, 400])), int(rng.choice([1, 7, 8, 9, 16, 40]))
+        whole, cost = int(rng.integers(1, 5000)) * 1000, int(rng.integers(1, 800_000)) * 5 + 1  # no tie
+        device.late, own.every, own.apart, own._first = late, every, every, True
+        own._step_ns, own._looked, own._ns = 0, looked, cost
+        own.took(whole + cost)
+        same(checks, "no step's time yet", own.apart, every)
+        own._looked = 0
+        own._ns = aside = int(rng.integers(1000))
+        own.took(whole + aside)
+        own._looked, own._ns = looked, cost
+        own.took(whole + cost)
+        share = Fraction(cost) * min(looked, 8) / looked
+        wanted = next(n for n in count(every, every) if 200 * share <= n * whole) if late and every >= 50 else every
+        same(checks, f"{late} {every} {whole} {cost} {looked}", own.apart, wanted)
+        own._first = False
+        same(checks, "due", [step for step in range(3 * wanted + 1) if own.due(step)], [0, wanted, 2 * wanted, 3 * wanted])
     return all_hold(checks)
