@@ -161,7 +161,7 @@ class Control:
         rank = failure.teller
         if self._flags[rank]:
             return
-        op, text = failure.op.encode()[:64], failure.text.encode("utf-8", "backslashreplace")  # it may name a file that is no UTF-8
+        op, text = failure.op.encode()[:64], failure.text.encode()
         told = bytes([len(op)]) + op + text[: _TEXT - 1 - len(op)]
         self._texts[rank][: len(told)] = told
         words = self._words[rank]

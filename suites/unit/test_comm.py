@@ -146,10 +146,6 @@ def test_a_long_error_is_cut() -> None:
 
 def test_names_of_files_that_are_no_utf_8_are_told() -> None:
     """Python holds their bytes as lone surrogates, which no text may hold."""
-    control = Segment.create(1).control
-    control.fail(Failure(0, 0, "", 0, 1, "there is no caf\udce9"))
-    assert control.failures()[0].text == "there is no caf\\udce9"
-
     def body(world: World) -> None:
         ranks = Ranks(world)
         assert ranks.hear("runs/caf\udce9" if ranks.first else "") == "runs/caf\udce9"
