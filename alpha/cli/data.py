@@ -18,7 +18,7 @@ from alpha.data import inspect
 from alpha.data.prepare import SAMPLE, Order, prepare
 from alpha.data.prepared import SIDES, Prepared, open_prepared
 from alpha.data.sources import PART, Rules
-from alpha.errors import visible
+from alpha.errors import InputError, visible
 from alpha.files import path_argument
 from alpha.train.sample import printable
 
@@ -53,14 +53,22 @@ def arguments(data: argparse.ArgumentParser) -> None:
             p.add_argument("--json", action="store_true", help="for programs")
 
 
+def _at_least(least: int, **given: int) -> None:
+    """InputError for the first option below `least`."""
+    for name, came in given.items():
+        if came < least:
+            raise InputError(f"--{name} is a number of at least {least}", came=came, expected=f"{least} or more", do="leave it out")
+
+
 def cmd_prepare(args: argparse.Namespace) -> int:
     """Prepare, with a bar on a terminal."""
+    _at_least(1, sample=args.sample, workers=args.workers)
     rules = Rules(field=args.field, labels=tuple(args.label), part=args.part, skip_bad=args.skip_bad)
     order = Order(tuple(args.sources), rules, args.tokenizer, args.validation, args.licence, args.sample)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("reading the sources", total=None)
-        made = prepare(order, Path(args.out), workers=max(1, args.workers),
+        made = prepare(order, Path(args.out), workers=args.workers,
                        told=lambda done, total: bar.update(task, description="making shards", completed=done, total=total))
     _introduce(made)
     corpus = f"data.corpus={json.dumps(shown(made.folder), ensure_ascii=False)}"  # quoted: --set reads `12` as a number
@@ -89,6 +97,7 @@ def _introduce(data: Prepared) -> None:
 
 def cmd_inspect(args: argparse.Namespace) -> int:
     """Statistics of both sides."""
+    _at_least(0, samples=args.samples)
     data = open_prepared(Path(args.folder))
     found = inspect.statistics(data)
     if args.json:

@@ -56,6 +56,15 @@ def parquet(path: Path, **columns: object) -> Path:
     return path
 
 
+@pytest.mark.parametrize(("action", "option"), [("prepare", "--sample=0"), ("prepare", "--workers=0"), ("inspect", "--samples=-1")])
+def test_numbers_that_mean_nothing_are_refused(action: str, option: str, tmp_path: Path, plain: prepared.Prepared,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    """No bytes to learn from were once told as too little text, and no workers as one."""
+    given = [str(plain.folder)] if action == "inspect" else [str(plain.folder.parent / "a.jsonl"), "--out", str(tmp_path / "out")]
+    assert cli.main(["data", action, *given, option]) == 2
+    assert f"{option.split('=')[0]} is a number of at least" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 # -- sources that need the extra -----------------------------------------------------------------------------------------------
 
 
