@@ -95,10 +95,9 @@ class DataParallel:
         The sums of a unit go to `grad<slot>`, or a rank's cut of them to `grad`; those of loss and count always to `grad<slot>`."""
         cuts = {unit.name: unit for unit in params.shard(self.ranks).units}
         t.microbatch = self.micros - 1
-        at = {node: i for i, node in enumerate(schedule(prune(t.graph)).nodes)}
-        for unit in _as_completed(t.graph, stats_layout(params).units, f"grad{slot}", at):
+        for unit in _as_completed(t.graph, stats_layout(params).units, f"grad{slot}"):
             n = unit.stop - unit.start
-            bucket = _bucket(t, unit, f"grad{slot}", at)
+            bucket = _bucket(t, unit, f"grad{slot}")
             for level in range(slot):
                 bucket = t.accumulate(bucket, t.state(f"grad{level}", unit.start, (n,), "f32"))
             box = t.state(f"grad{slot}", unit.start, (n,), "f32")
@@ -183,21 +182,22 @@ class DataParallel:
         return {"shard": t.graph}
 
 
-def _as_completed(graph: Graph, units: list[UnitRange], kind: str, at: Mapping[Node, int]) -> list[UnitRange]:
-    """The units, first the one whose gradients are complete first where nodes run at these places."""
+def _as_completed(graph: Graph, units: list[UnitRange], kind: str) -> list[UnitRange]:
+    """The units, first the one whose gradients are complete first where the graph runs as it is scheduled."""
+    at = {node: i for i, node in enumerate(schedule(prune(graph)).nodes)}
+
     def complete(unit: UnitRange) -> int:
         return max(at[_maker(v)] for (k, offset), v in graph.updates.items() if k == kind and unit.start <= offset < unit.stop)
 
     return sorted(units, key=complete)
 
 
-def _bucket(t: Tracer, unit: UnitRange, kind: str, at: Mapping[Node, int]) -> Value:
-    """The unit's gradients as one value, in place of the updates that they were. Its line is that of what completes it where nodes run at
-    these places."""
+def _bucket(t: Tracer, unit: UnitRange, kind: str) -> Value:
+    """The unit's gradients as one value, in place of the updates that they were. Its line is that of what completes it."""
     boxes = sorted(box for box in t.graph.updates if box[0] == kind and unit.start <= box[1] < unit.stop)
     parts = [t.graph.updates.pop(box) for box in boxes]
     t.phase, t.layer = "reduce", unit.name
-    made = max(map(_maker, parts), key=lambda node: at[node])
+    made = _maker(parts[-1])
     while made.phase == "wgrad" and made.inputs and made.inputs[-1].producer is not None:
         made = made.inputs[-1].producer
     t.source = made.source
