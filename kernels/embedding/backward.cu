@@ -3,6 +3,7 @@
 //
 // Compile-time parameters
 //   EMBEDDING_ACCUMULATE   dtable is 0: overwritten;  1: added to
+//   EMBEDDING_FACTORS      1: row n of dy counts factors[n] times; what counts 0 times counts as 0
 //
 // Four launches, each of which begins to be set up beside the one before (programmatic launch):
 //   embedding_clear  zeroes `header`, `counts` and `done`, which lie one behind the other.
@@ -51,6 +52,7 @@
 #include "../common/once.cuh"
 
 constexpr bool ACCUMULATE = EMBEDDING_ACCUMULATE;
+constexpr bool FACTORS = EMBEDDING_FACTORS;
 constexpr int CAPACITY = 64;   // places of a bucket
 constexpr int PIECE = 64;      // a warp's two registers, as a bucket
 constexpr int FAN_IN = 8;      // pieces, or sums of pieces, that are added together
@@ -97,6 +99,7 @@ struct Problem {
     int* done;         // [as piece_of][slabs] finished parts: of level l, of the sum that begins at piece q, at q + l
     float* partial;    // [as piece_of][width]
     Header* header;
+    const float* factors;  // FACTORS: [count]
     int count, vocabulary, width;
 };
 
@@ -350,9 +353,13 @@ __device__ __forceinline__ void clear(float (&sum)[N]) {
     for (int i = 0; i < N; ++i) sum[i] = 0.0f;
 }
 
-__device__ __forceinline__ void add(float (&sum)[N], const Pack& row) {
+// How often row n counts.
+__device__ __forceinline__ float factor_of(const Problem& p, int n) { return FACTORS ? __ldg(p.factors + n) : 1.0f; }
+
+__device__ __forceinline__ void add(float (&sum)[N], const Pack& row, float factor) {
+    if (FACTORS && factor == 0.0f) return;
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum[i] += row[i];
+    for (int i = 0; i < N; ++i) sum[i] += FACTORS ? factor * row[i] : row[i];
 }
 
 // Adds `count` rows, number l of them at the place low of lane l, number l + 32 at high, from 1 to 64. Lanes beyond the width add
@@ -362,14 +369,17 @@ __device__ __forceinline__ void sum_many(const Problem& p, int low, int high, in
     clear(sum);
     for (int j = 0; j < count; j += ROWS) {
         Pack row[ROWS];
+        float factor[ROWS];
 #pragma unroll
         for (int d = 0; d < ROWS; ++d) {  // behind the last the last again, not added: loads need no branch
             const int at = min(j + d, count - 1);
-            row[d].load(from + static_cast<size_t>(__shfl_sync(ALL, at < 32 ? low : high, at % 32)) * p.width);
+            const int n = __shfl_sync(ALL, at < 32 ? low : high, at % 32);
+            row[d].load(from + static_cast<size_t>(n) * p.width);
+            factor[d] = factor_of(p, n);
         }
 #pragma unroll
         for (int d = 0; d < ROWS; ++d)
-            if (j + d < count) add(sum, row[d]);
+            if (j + d < count) add(sum, row[d], factor[d]);
     }
 }
 
@@ -416,6 +426,7 @@ __device__ __forceinline__ void sum_group(const Problem& p, int slab, int id, in
     int rows = __popc(left);
     do {
         Pack row[GROUP_ROWS];
+        float factor[GROUP_ROWS];
         Old old[GROUP_ROWS];
         int which[GROUP_ROWS];
         if (rows > 0) {
@@ -423,7 +434,9 @@ __device__ __forceinline__ void sum_group(const Problem& p, int slab, int id, in
             for (int d = 0; d < GROUP_ROWS; ++d) {  // behind the last the last again
                 which[d] = lowest(left);
                 if (d + 1 < rows) left &= left - 1;
-                row[d].load(from + static_cast<size_t>(__shfl_sync(ALL, n, which[d])) * p.width);
+                const int at = __shfl_sync(ALL, n, which[d]);
+                row[d].load(from + static_cast<size_t>(at) * p.width);
+                factor[d] = factor_of(p, at);
                 if (ACCUMULATE && d < rows && ends >> which[d] & 1) old[d].load(row_of(which[d]), column, p.width);
             }
         }
@@ -431,7 +444,7 @@ __device__ __forceinline__ void sum_group(const Problem& p, int slab, int id, in
 #pragma unroll
         for (int d = 0; d < GROUP_ROWS; ++d) {
             if (d < rows) {
-                add(sum, row[d]);
+                add(sum, row[d], factor[d]);
                 if (ends >> which[d] & 1) {
                     write_row(row_of(which[d]), column, p.width, sum, old[d]);
                     clear(sum);

@@ -10,6 +10,7 @@ namespace matmul {
 using namespace ptx;
 
 enum class Activation { none, gelu, swiglu };
+enum class Rows { none, blend, powers };
 
 struct Config {
     static constexpr int BM = GEMM_BM;
@@ -25,6 +26,7 @@ struct Config {
     static constexpr Activation ACT = static_cast<Activation>(GEMM_ACT);
     static constexpr bool SAVE_PRE = GEMM_SAVE_PRE;
     static constexpr bool AUX_IN = GEMM_AUX_IN;
+    static constexpr Rows ROWS = static_cast<Rows>(GEMM_ROWS);
     static constexpr bool SPLIT = GEMM_SPLIT > 0;
     static constexpr bool OWNED = GEMM_SPLIT == 2;
     static constexpr bool DEFER = GEMM_DEFER;
@@ -67,6 +69,9 @@ struct Config {
     static_assert(!SPLIT || (!BIAS && ACT == Activation::none && !AUX_IN), "split tiles have a plain epilogue");
     static_assert(!DEFER || (!PINGPONG && !SPLIT && OUT == Output::bf16 && ACT == Activation::none && !AUX_IN && PER == 1),
                   "what waits to be written is the product and its bias, rounded to bf16");
+    static_assert(ROWS == Rows::none || (OUT == Output::bf16 && !BIAS && ACT == Activation::none && !AUX_IN && (!SPLIT || OWNED)),
+                  "factors of rows meet the product alone, whole, on its way to bf16");
+    static_assert(ROWS != Rows::powers || (DEFER && MI == 1), "powers are made under the products of the next tile");
     static_assert(!AUX_IN || (OUT == Output::bf16 && !SAVE_PRE), "aux input uses the staging buffers");
     static_assert(STAGES * STAGE_BYTES + 2 * STAGING * CHUNK_BYTES + 512 + 1024 <= 232448, "shared memory budget");
 };

@@ -3,10 +3,16 @@
 //
 // C leaves in items: chunks of 64 rows x 128 bytes, and of each chunk what enters the activation (SAVE_PRE) before what leaves it. The
 // warpgroup writes an item into one of its staging buffers, swizzled, and one of its threads sends it by TMA.
+//
+// ROWS blend: row i of C is rows[i] times the product's, and factors[i] table[picks[i]] besides. ROWS powers: element x of row i becomes e^(x - rows[i]), and the powers of each row
+// are summed tile by tile. The difference waits in fp16, whose 11 bits keep it to 2^-12 of itself; what is no number counts as inf there, and
+// where rows[i] is inf all powers are 0.
 #pragma once
 #include "../common/activation.cuh"
 #include "../common/bf16.cuh"
+#include "../common/f16.cuh"
 #include "../common/fence.cuh"
+#include "../common/math.cuh"
 #include "../common/matrix.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/tma.cuh"
@@ -23,7 +29,10 @@ struct Epilogue {
     using Accumulators = float[C::MI][BN / 2];
     static constexpr int BIASES = C::DEFER ? BN / 64 : BN / 8;  // pairs of columns whose bias a thread holds
     using Bias = uint32_t[BIAS ? BIASES : 1];
-    using Rounded = uint32_t[C::DEFER ? C::MI : 1][C::DEFER ? BN / 4 : 1];  // a thread's part of a tile in bf16, in pairs
+    using Rounded = uint32_t[C::DEFER ? C::MI : 1][C::DEFER ? BN / 4 : 1];  // a thread's part of a tile in bf16 (powers: fp16), in pairs
+    static constexpr bool POWERS = C::ROWS == Rows::powers;
+    static constexpr int LEAVING = POWERS ? 3 * ITEMS : ITEMS;  // steps under which a rounded tile leaves
+    using OfRows = float[C::ROWS == Rows::none ? 1 : 2 * C::MI];  // of a thread's rows lane / 4 and lane / 4 + 8 of each 64
 
     const Problem& p;
     const TensorMap& map_c;
@@ -35,6 +44,8 @@ struct Epilogue {
     const bool issuer;         // whether this thread issues the warpgroup's copies
     uint32_t chunks_done;      // chunks that have been given a staging buffer
     int row0, column0, batch;  // where the warpgroup's part of the tile begins in C
+    OfRows sums;               // POWERS: of the powers of the tile that leaves
+    uint32_t most[POWERS ? 2 : 1];  // POWERS: what its differences are at most
 
     // Turns to the tile of `work`.
     __device__ __forceinline__ void begin(const Work& work) {
@@ -54,6 +65,39 @@ struct Epilogue {
                 bias[j] = 0;
                 if (column + 1 < p.n) bias[j] = __ldg(reinterpret_cast<const unsigned int*>(p.bias + column));
                 if (column + 1 == p.n) bias[j] = __ldg(reinterpret_cast<const unsigned short*>(p.bias + column));
+            }
+        }
+    }
+
+    // What ROWS has for this thread's rows in the tile of `work`, asked for now and used after the steps; 0 beyond M.
+    __device__ __forceinline__ void load_rows(OfRows& rows, const Work& work) const {
+        if constexpr (C::ROWS != Rows::none) {
+            const int first = work.m + (C::PINGPONG ? 0 : warpgroup * C::WARPGROUP_M) + warp_row + lane / 4;
+#pragma unroll
+            for (int i = 0; i < 2 * C::MI; ++i) {
+                const int row = first + i / 2 * 64 + i % 2 * 8;
+                rows[i] = row < p.m ? __ldg(p.rows + row) : 0.0f;
+            }
+        }
+    }
+
+    // ROWS blend. The tile as it will be written, in its place: begin() has turned to it.
+    __device__ __forceinline__ void blend(Accumulators& acc, const OfRows& rows) const {
+        if constexpr (C::ROWS == Rows::blend) {
+#pragma unroll
+            for (int i = 0; i < 2 * C::MI; ++i) {
+                const int row = row0 + warp_row + lane / 4 + i / 2 * 64 + i % 2 * 8;
+                const float factor = row < p.m ? __ldg(p.factors + row) : 0.0f;
+                const __nv_bfloat16* const from = p.table + (factor != 0.0f ? static_cast<size_t>(__ldg(p.picks + row)) * p.n : 0);
+#pragma unroll
+                for (int j = 0; j < BN / 8; ++j) {
+                    const int column = column0 + j * 8 + lane % 4 * 2;
+                    uint32_t two = 0;
+                    if (factor != 0.0f && column < p.n) two = __ldg(reinterpret_cast<const unsigned int*>(from + column));  // N is even
+                    float* const d = &acc[i / 2][4 * j + i % 2 * 2];
+                    d[0] = d[0] * rows[i] + factor * bf16_low(two);
+                    d[1] = d[1] * rows[i] + factor * bf16_high(two);
+                }
             }
         }
     }
@@ -128,19 +172,102 @@ struct Epilogue {
         for (int q = 0; q < 4; ++q) stmatrix_x4(at[q], v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
     }
 
-    // DEFER. The tile, its bias added, as it will leave. All lanes of a warp together: they hold each other's bias.
-    __device__ __forceinline__ void round(Rounded& rounded, const Accumulators& acc, const Bias& bias) const {
+    // DEFER. The tile, its bias added, as it will leave (POWERS: as it becomes powers). All lanes of a warp together: they hold each other's
+    // bias.
+    __device__ __forceinline__ void round(Rounded& rounded, const Accumulators& acc, const Bias& bias, const OfRows& rows) {
+        if constexpr (POWERS) {
+            differences(rounded, acc, rows);
+        } else {
 #pragma unroll
-        for (int mi = 0; mi < C::MI; ++mi) {
+            for (int mi = 0; mi < C::MI; ++mi) {
 #pragma unroll
-            for (int j = 0; j < BN / 8; ++j) {
-                const float* const d = &acc[mi][4 * j];
-                uint32_t two = 0;
-                if constexpr (BIAS) two = __shfl_sync(~0u, bias[j % BIASES], j / BIASES * 4 + lane % 4);
-                const float b0 = bf16_low(two), b1 = bf16_high(two);
-                rounded[mi][2 * j] = pack_bf16(BIAS ? d[0] + b0 : d[0], BIAS ? d[1] + b1 : d[1]);
-                rounded[mi][2 * j + 1] = pack_bf16(BIAS ? d[2] + b0 : d[2], BIAS ? d[3] + b1 : d[3]);
+                for (int j = 0; j < BN / 8; ++j) {
+                    const float* const d = &acc[mi][4 * j];
+                    uint32_t two = 0;
+                    if constexpr (BIAS) two = __shfl_sync(~0u, bias[j % BIASES], j / BIASES * 4 + lane % 4);
+                    const float b0 = bf16_low(two), b1 = bf16_high(two);
+                    rounded[mi][2 * j] = pack_bf16(BIAS ? d[0] + b0 : d[0], BIAS ? d[1] + b1 : d[1]);
+                    rounded[mi][2 * j + 1] = pack_bf16(BIAS ? d[2] + b0 : d[2], BIAS ? d[3] + b1 : d[3]);
+                }
             }
+        }
+    }
+
+    // POWERS. By how many powers of two the elements of the tile lie above their rows', -inf beyond N. One fused multiply-add for each: its
+    // error, 2^-24 of the row's, is that of the element itself.
+    __device__ __forceinline__ void differences(Rounded& rounded, const Accumulators& acc, const OfRows& rows) {
+        const float base[2] = {rows[0] * LOG2_E, rows[1] * LOG2_E};
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            most[r] = rows[r] == __int_as_float(0x7f800000) ? F16_MINUS_INFINITY : F16_INFINITY;
+            sums[r] = 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < BN / 4; ++i) {
+            const float* const d = &acc[0][2 * i];
+            rounded[0][i] = pack_f16(d[0] * LOG2_E - base[i % 2], d[1] * LOG2_E - base[i % 2]);
+        }
+        if (column0 + BN > p.n) {
+#pragma unroll
+            for (int i = 0; i < BN / 4; ++i) {
+                const int column = column0 + i / 2 * 8 + lane % 4 * 2;
+                if (column >= p.n) rounded[0][i] = F16_MINUS_INFINITY;
+                if (column + 1 == p.n) rounded[0][i] = (rounded[0][i] & 0xffffu) | (F16_MINUS_INFINITY & 0xffff0000u);
+            }
+        }
+    }
+
+    // POWERS. Makes powers of half a chunk of a tile's differences, in their place; with the last half the sums leave.
+    __device__ __forceinline__ void raise(Rounded& rounded, int half) {
+#pragma unroll
+        for (int h = 0; h < 2 * ITEMS; ++h) {
+            if (h != half) continue;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                uint32_t& two = rounded[0][h * 8 + i];
+                two = min_f16(two, most[i % 2]);
+                const float low = exp2_approx(f16_low(two)), high = exp2_approx(f16_high(two));
+                sums[i % 2] += low + high;
+                two = pack_bf16(low, high);
+            }
+        }
+        if (half + 1 < 2 * ITEMS) return;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float sum = sums[r];
+            sum += __shfl_xor_sync(~0u, sum, 1);  // of the four lanes that share a row
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            const int row = row0 + warp_row + lane / 4 + r * 8;
+            if (lane % 4 == 0 && row < p.m) p.sums[static_cast<size_t>(column0 / BN) * p.m + row] = sum;
+        }
+    }
+
+    // DEFER. Step `step` of LEAVING of a rounded tile's way. POWERS: each chunk is raised half by half and written, two of these under every
+    // other step, and the two warpgroups take turns. Were both to raise at once, the tensor cores would have nothing to do: a warpgroup hands
+    // them little ahead.
+    __device__ __forceinline__ void leave(Rounded& rounded, int step) {
+        if constexpr (POWERS) {
+            if (step % 2 != warpgroup) return;
+#pragma unroll 1
+            for (int part = step / 2 * 2; part < step / 2 * 2 + 2; ++part) {
+                if (part % 3 < 2) {
+                    raise(rounded, part / 3 * 2 + part % 3);
+                } else {
+                    write_rounded(rounded, part / 3, part / 3 + 1);
+                }
+            }
+        } else {
+            write_rounded(rounded, step, step + 1);
+        }
+    }
+
+    // DEFER. What of its way is left from step `first` on.
+    __device__ __forceinline__ void leave_rest(Rounded& rounded, int first) {
+        if constexpr (POWERS) {
+#pragma unroll 1
+            for (int step = first; step < LEAVING; ++step) leave(rounded, step);
+        } else {
+            write_rounded(rounded, first, ITEMS);
         }
     }
 

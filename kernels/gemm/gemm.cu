@@ -22,6 +22,8 @@
 //   AUX_IN        0: none;  1: multiplies by GELU'(pre), pre bf16 [M,N] read through map_aux (gradient through GELU)
 //   SPLIT         1, 2: the first `split_tiles` tiles are cut along K into `split_units` equal runs of steps, whose fp32 partial sums go to
 //                 a workspace and are added in a fixed order: 1: by split_reduce.cu;  2: by whoever has a tile's last steps (parts.cuh)
+//   ROWS          0: none;  1: row i of C is rows[i] times the product's, and factors[i] table[picks[i]];  2: (DEFER) its elements x become
+//                 e^(x - rows[i]), which are also summed row by row in each tile
 //   AHEAD         0: tiles are dealt out beforehand;  n: drawn while the kernel runs, n steps before the loads of a tile end (tickets.cuh)
 //
 // Tile shapes. K advances 64 at a time: A [BM][64], B [BN][64] in shared memory, 128-byte swizzle, filled by TMA (out of range: zero).
@@ -94,13 +96,16 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
         steps_done += work.k_count;
         typename Epilogue<C>::Bias bias;
         epilogue.load_bias(bias, work.n);
+        typename Epilogue<C>::OfRows rows;
+        epilogue.load_rows(rows, work);
         if constexpr (C::DEFER) {
-            multiply<C, C::ITEMS>(acc, slots, ring, steps_before, work, warpgroup, lane, [&](int step) {
-                if (waiting) epilogue.write_rounded(rounded, step, step + 1);
+            multiply<C, Epilogue<C>::LEAVING>(acc, slots, ring, steps_before, work, warpgroup, lane, [&](int step) {
+                if (waiting) epilogue.leave(rounded, step);
             });
-            if (waiting) epilogue.write_rounded(rounded, work.k_count, C::ITEMS);  // where there are fewer steps than chunks
+            if (waiting) epilogue.leave_rest(rounded, work.k_count);  // where there are fewer steps than it takes
             epilogue.begin(work);
-            epilogue.round(rounded, acc, bias);
+            epilogue.blend(acc, rows);
+            epilogue.round(rounded, acc, bias, rows);
             waiting = true;
             continue;
         }
@@ -117,9 +122,10 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
             epilogue.write_partial(acc, work.slot, rank);
             continue;
         }
+        epilogue.blend(acc, rows);
         epilogue.write(acc, bias);
     }
-    if (C::DEFER && waiting) epilogue.write_rounded(rounded, 0, C::ITEMS);
+    if (C::DEFER && waiting) epilogue.leave_rest(rounded, 0);
     if (issuer) tma_store_wait<0>();
 }
 

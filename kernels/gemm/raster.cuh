@@ -21,6 +21,11 @@ struct Problem {
     const __nv_bfloat16* bias;
     float* workspace;  // (split_units + split_tiles) * CLUSTER tiles of [BM][BN] partial sums; OWNED: split_units * CLUSTER (parts.cuh)
     unsigned* counter;  // of draws (tickets.cuh), behind it those of parts (parts.cuh): 0 between launches
+    const float* rows;            // ROWS: [m], the factor of each row, or what is taken from its elements before they become powers
+    float* sums;                  // ROWS powers: [tiles_n][m], of the powers of a row in a tile
+    const float* factors;         // ROWS blend: [m], of the row of `table` that is added to each
+    const int* picks;             // which one, [m]; not looked at where the factor is 0
+    const __nv_bfloat16* table;   // [any][n]
 };
 
 // A tile: row and column in tile units (rows in units of CLUSTER * BM), batch index.

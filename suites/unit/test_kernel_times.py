@@ -145,6 +145,7 @@ def test_the_head_makes_its_gradient_in_the_backward_pass(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("alpha.backends.cuda.kernels.gemm.prepare", stands_for("product"))
     monkeypatch.setattr("alpha.backends.cuda.kernels.loss.cross_entropy", stands_for("loss"))
+    monkeypatch.setattr("alpha.backends.cuda.kernels.loss.head", lambda *_, **__: (stands_for("anchors")(), stands_for("finish")()))
     monkeypatch.setattr("alpha.backends.cuda.kernels.loss.total", stands_for("sum"))
     monkeypatch.setattr("alpha.backends.cuda.kernels.loss.copy", lambda *_: enqueued.append("copy"))
     types = [TensorType((24, 16), "bf16"), TensorType((64, 16), "bf16"), TensorType((24,), "i32")]
@@ -155,9 +156,12 @@ def test_the_head_makes_its_gradient_in_the_backward_pass(monkeypatch: pytest.Mo
         enqueued.clear()
         run(0)
         told.append((phase, *enqueued))
-    chunk = [(None, "product", "loss", "sum"), ("backward", "product", "product")]
-    assert told == chunk + chunk + [(None, "product", "loss", "sum", "copy"), ("backward", "product", "product")]
-    assert [p for p, _ in bound("linear_cross_entropy", linear_cross_entropy, types, attrs).parts] == [None] * 3
+    forward, backward = (None, "anchors", "product", "finish", "sum"), ("backward", "product", "product")
+    assert told == [forward, backward, forward, backward, (*forward, "copy"), backward]
+    alone = bound("linear_cross_entropy", linear_cross_entropy, types, attrs)
+    enqueued.clear()
+    alone(0)
+    assert [p for p, _ in alone.parts] == [None] * 3 and enqueued == ["product", "loss", "sum"] * 3 + ["copy"]
 
 
 def test_launches_count_once_however_many_phases_they_have() -> None:

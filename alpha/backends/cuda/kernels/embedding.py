@@ -98,7 +98,7 @@ _Forward = structure(
 )
 _Backward = structure(
     "_Backward",
-    "dy ids dtable counts bucket used middle_id long_id long_at long_first piece_of ordered done partial header",
+    "dy ids dtable counts bucket used middle_id long_id long_at long_first piece_of ordered done partial header factors",
     *((name, ctypes.c_int32) for name in ("count", "vocabulary", "width")),
 )
 
@@ -143,19 +143,20 @@ def forward(
 
 
 def backward(
-    problem: EmbeddingProblem, *, dy: int, ids: int, dtable: int, workspace: Span, out: Output = "f32", blocks: int = 0
+    problem: EmbeddingProblem, *, dy: int, ids: int, dtable: int, workspace: Span, out: Output = "f32", factors: int = 0, blocks: int = 0
 ) -> Operation:
-    """dtable[id] = sum of dy[n] over ids[n] = id; "f32+=" adds to what is there. `workspace`: `problem.workspace_bytes()` bytes."""
+    """dtable[id] = sum of dy[n] over ids[n] = id; "f32+=" adds to what is there. `workspace`: `problem.workspace_bytes()` bytes.
+    `factors`: fp32 [count], how often each row counts; 0: each counts once."""
     problem.check()
     offsets, length = problem.layout()
     addresses("embedding backward", dy=dy, dtable=dtable, workspace=workspace.address)
     addresses("embedding backward", 4, ids=ids)
     require("the embedding kernels", [(workspace.nbytes >= length, f"workspace of {workspace.nbytes} bytes", f"{length}")])
     at = {name: workspace.address + offset for name, offset in offsets.items()}
-    defines = {"EMBEDDING_ACCUMULATE": int(out == "f32+=")}
+    defines = {"EMBEDDING_ACCUMULATE": int(out == "f32+="), "EMBEDDING_FACTORS": int(factors != 0)}
     arguments = _Backward(
         dy, ids, dtable, at["counts"], at["bucket"], at["used"], at["middle_id"], at["long_id"], at["long_at"],
-        at["long_first"], at["piece_of"], at["ordered"], at["done"], at["partial"], at["header"],
+        at["long_first"], at["piece_of"], at["ordered"], at["done"], at["partial"], at["header"], factors,
         problem.count, problem.vocabulary, problem.width,
     )  # fmt: skip
     of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("clear", "place", "order", "sum")}

@@ -34,6 +34,7 @@ CLUSTERS = MULTIPROCESSORS // 2
 Output = Literal["bf16", "f32", "f32+="]
 Activation = Literal["none", "gelu", "swiglu"]
 AuxInput = Literal["none", "gelu_gradient"]
+Rows = Literal["none", "blend", "powers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class GemmProblem:
     [2N, K]; C = silu(A gate^T) * (A up^T). `save_pre`: aux receives what enters the activation, bf16 [M, N] ([M, 2N] for
     swiglu).
     `aux_input` "gelu_gradient": multiplies by GELU'(aux), aux [M, N].
+    `rows` "blend": row i of C is rows[i] times the product's, plus factors[i] table[picks[i]]. "powers": its elements x become
+    e^(x - rows[i]), 0 where rows[i] is inf; their sums over each tile's columns go to sums, fp32 [tiles along N, M].
     """
 
     m: int
@@ -60,18 +63,25 @@ class GemmProblem:
     activation: Activation = "none"
     save_pre: bool = False
     aux_input: AuxInput = "none"
+    rows: Rows = "none"
 
     def __str__(self) -> str:
         words = [f"{self.m}x{self.n}x{self.k}", f"{'T' if self.a_major == 'm' else 'N'}{'N' if self.b_major == 'n' else 'T'}"]
         words += [f"x{self.batch}"] if self.batch > 1 else []
         words += [self.out] + (["bias"] if self.bias else []) + ([self.activation] if self.activation != "none" else [])
         words += (["save_pre"] if self.save_pre else []) + ([self.aux_input] if self.aux_input != "none" else [])
+        words += [f"rows {self.rows}"] if self.rows != "none" else []
         return " ".join(words)
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is done to the product but to round it: only then can tiles be split along K."""
-        return not self.bias and not self.computes
+        """Whether nothing is done to the product but to round it: only then can a second kernel add tiles that are split along K."""
+        return not self.bias and not self.computes and self.rows == "none"
+
+    @property
+    def splits(self) -> bool:
+        """Whether tiles can be split along K."""
+        return self.plain or self.rows == "blend"
 
     @property
     def computes(self) -> bool:
@@ -128,6 +138,12 @@ class GemmProblem:
                 "bf16 output",
             ),
             (not p.save_pre or p.activation != "none", "save_pre without an activation", "an activation"),
+            (
+                p.rows == "none" or (p.out == "bf16" and p.batch == 1 and not p.bias and p.activation == "none" and not aux),
+                f"{p.out} output, batch {p.batch}, with rows {p.rows}",
+                "bf16 output, batch 1 and a product to which nothing else is done",
+            ),
+            (p.rows != "blend" or p.n % 8 == 0, f"N = {p.n} with rows {p.rows}", "a multiple of 8, as rows of the table are aligned"),
         ]
         for good, came, expected in rules:
             if not good:
@@ -197,6 +213,7 @@ class GemmConfig:
                 "GEMM_ACT": {"none": 0, "gelu": 1, "swiglu": 2}[problem.activation],
                 "GEMM_SAVE_PRE": int(problem.save_pre),
                 "GEMM_AUX_IN": {"none": 0, "gelu_gradient": 1}[problem.aux_input],
+                "GEMM_ROWS": {"none": 0, "blend": 1, "powers": 2}[problem.rows],
                 "GEMM_SPLIT": (2 if self.owned else 1) if self.split_units else 0,
                 "GEMM_DEFER": int(self.defer),
                 "GEMM_AHEAD": self.ahead,
@@ -208,6 +225,10 @@ class GemmConfig:
         """Device memory for the partial sums of split tiles (0 without)."""
         parts = self.split_units + (0 if self.owned else self.split_tiles)
         return parts * self.cluster * self.bm * self.bn * 4 if self.split_units else 0
+
+    def sums_bytes(self, problem: GemmProblem) -> int:
+        """Device memory for the sums of powers (0 without)."""
+        return 4 * self.tiles(problem)[1] * problem.m if problem.rows == "powers" else 0
 
     def counter_bytes(self) -> int:
         """Device memory for what CTAs count together (0 where all is dealt out): draws, and the parts of each owned tile."""
@@ -228,7 +249,8 @@ class GemmConfig:
                 "at least one per tile",
             ),
             (self.split_units <= max(self.split_tiles, 1) * steps, f"{self.split_units} runs", "at least one k step per run"),
-            (not self.split_units or problem.plain, "split tiles with an epilogue", "a plain output"),
+            (not self.split_units or problem.plain or (self.owned and problem.splits), "split tiles with an epilogue", "a plain output"),
+            (problem.rows != "powers" or self.defer, f"{self} with powers", "deferred tiles"),
             (not self.split_units or self.owned == (self.ahead > 0), f"{self.ahead} steps ahead", "owned runs drawn, others dealt out"),
             (not self.owned or (self.split_units > 0 and not self.pingpong), "owned tiles", "split ones, without ping-pong"),
             (self.split_tiles * steps * self.split_units < 2**31, f"{self.split_units} runs of {steps} steps", "32 bits to count"),
@@ -258,9 +280,11 @@ def compiled(problem: GemmProblem) -> tuple[GemmConfig, ...]:
     the number of splits vary."""
     if problem.busy:
         return (BUSY,)
+    if problem.rows == "powers":
+        return (DEFERRED,)
     found = [PINGPONG] if problem.computes else [PINGPONG, _wide(problem)]
-    if problem.plain:
-        found += [_split(c, 1, units) for c in (COOPERATIVE, SMALL) for units in (2, 64)]
+    if problem.splits:
+        found += [_split(problem, c, 1, units) for c in (COOPERATIVE, SMALL) for units in ((2, 64) if problem.plain else (2,))]
     return tuple(found)
 
 
@@ -271,16 +295,16 @@ def choose(problem: GemmProblem, blocks: int = 0) -> GemmConfig:
     are taken (a) for bf16 from 8 steps of K on, written under the products of the next tile, where they need at most 1.12 times the waves
     of ping-pong's, (b) for fp32, whose tiles cannot wait in registers, from 96 steps on and 1.05 times the waves. All else is ping-pong,
     with more output buffers for busy epilogues. From 64 steps on a last wave of tiles that would leave over a tenth of the chip idle is
-    split along K, into runs of at least 8 steps. Only plain epilogues can split. MULTIPROCESSORS decides the split, hence the bits; it is
-    not the budget of a launch, which is `blocks`.
+    split along K, into runs of at least 8 steps. Only plain and blended products can split. Powers are always
+    deferred. MULTIPROCESSORS decides the split, hence the bits; it is not the budget of a launch, which is `blocks`.
     """
     return replace(_chosen(problem), blocks=blocks)
 
 
-def _split(base: GemmConfig, tiles: int, units: int) -> GemmConfig:
+def _split(problem: GemmProblem, base: GemmConfig, tiles: int, units: int) -> GemmConfig:
     """`base` with its first `tiles` tiles cut into `units` runs. An owner reads the parts of its tile alone, 128 KB each of 128x256, so
-    from six of them on a kernel of many CTAs is faster."""
-    owned = units * base.bn <= 1280 * tiles
+    from six of them on a kernel of many CTAs is faster. That kernel knows plain products alone."""
+    owned = units * base.bn <= 1280 * tiles or not problem.plain
     return replace(base, ahead=base.ahead if owned else AHEAD["split"], split_tiles=tiles, split_units=units, owned=owned)
 
 
@@ -291,13 +315,15 @@ def _wide(problem: GemmProblem) -> GemmConfig:
 def _chosen(problem: GemmProblem) -> GemmConfig:
     if problem.busy:
         return BUSY
+    if problem.rows == "powers":
+        return DEFERRED
     steps = -(-problem.k // BLOCK_K)
-    if problem.plain and steps >= 64:
+    if problem.splits and steps >= 64:
         base = SMALL if COOPERATIVE.tiles(problem)[2] * 6 < CLUSTERS else COOPERATIVE
         waves, rest = divmod(base.tiles(problem)[2], CLUSTERS)
         counted = rest * steps * CLUSTERS < 2**31  # runs are counted in 32 bits
         if counted and rest and waves + rest / CLUSTERS < 0.9 * (waves + 1):
-            return _split(base, rest, max(rest, min(CLUSTERS, rest * steps // 8)))
+            return _split(problem, base, rest, max(rest, min(CLUSTERS, rest * steps // 8)))
     wide = _wide(problem)
     waves, least = (1.12, 8) if wide.defer else (1.05, 96)  # type: ignore[assignment]  # no longer a whole number
     fits = not problem.computes and 2 * _waves(wide, problem) <= waves * _waves(PINGPONG, problem)
@@ -314,7 +340,7 @@ class _Problem(ctypes.Structure):
     _fields_ = (
         [(name, ctypes.c_int32) for name in ("m", "n", "k_steps", "tiles_m", "tiles_n", "tiles", "group", "along_n")]
         + [(name, ctypes.c_int32) for name in ("split_tiles", "split_units")]
-        + [("bias", ctypes.c_uint64), ("workspace", ctypes.c_uint64), ("counter", ctypes.c_uint64)]
+        + [(name, ctypes.c_uint64) for name in ("bias", "workspace", "counter", "rows", "sums", "factors", "picks", "table")]
     )
 
 
@@ -345,10 +371,16 @@ def prepare(
     bias: int = 0,
     workspace: int = 0,
     counter: int = 0,
+    rows: int = 0,
+    sums: int = 0,
+    factors: int = 0,
+    picks: int = 0,
+    table: int = 0,
 ) -> Gemm:
     """Launches of `problem` with `config` on device addresses. `workspace`: config.workspace_bytes() bytes, 16-byte aligned.
     `counter`, where tiles are drawn: config.counter_bytes() bytes that are 0 and that nothing else writes; they are 0 again when the
-    launch has ended.
+    launch has ended. GemmProblem.rows: `rows` and `factors` fp32 [M], `picks` i32 [M], `table` bf16 [any, N] (no pick is
+    looked at where the factor is 0), `sums` config.sums_bytes(problem) bytes.
 
     ShapeError outside the envelope or when an address that the problem needs is missing.
     """
@@ -360,6 +392,12 @@ def prepare(
         needed["aux"] = aux
     if p.bias:
         needed["bias"] = bias
+    if p.rows != "none":
+        needed["rows"] = rows
+    if p.rows == "powers":
+        needed["sums"] = sums
+    if p.rows == "blend":
+        needed |= {"factors": factors, "table": table}
     if config.split_units:
         needed["workspace"] = workspace
     if config.ahead:
@@ -403,6 +441,11 @@ def prepare(
         bias=bias,
         workspace=workspace,
         counter=counter,
+        rows=rows,
+        sums=sums,
+        factors=factors,
+        picks=picks,
+        table=table,
     )
     blocks = config.blocks or Device.open().properties.multiprocessors
     clusters = max(1, min(units, blocks // config.cluster))

@@ -1,8 +1,8 @@
 """The head and the loss on the GPU, a chunk of rows at a time: logits live in scratch alone (kernels/gemm, kernels/loss). bf16.
 
-Softmax cross entropy over rows of logits: "fused" overwrites the logits with their gradients, "loss" only reads them. Any vocabulary up to
-131,072; stride (elements between rows) a multiple of 16 bytes, at least the vocabulary. What lies between a row's end and its stride is
-neither read into a result nor written. dloss: one fp32.
+Without gradients logits are made, and softmax cross entropy reads them. With gradients powers of e are made in their place, which nothing
+reads but the two products of the gradient (kernels/loss/head.cu). Any vocabulary up to 131,072; stride (elements between rows) a multiple
+of 16 bytes, at least the vocabulary. What lies between a row's end and its stride is neither read into a result nor written.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.calls import Calls, Drawn, Large, alike, bf16, i32, plain, product
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
-from alpha.backends.cuda.kernels import gemm
+from alpha.backends.cuda.kernels import embedding, gemm
+from alpha.backends.cuda.kernels.embedding import EmbeddingProblem
 from alpha.backends.cuda.kernels.gemm import GemmProblem
 from alpha.backends.cuda.launches import (
     MULTIPROCESSORS,
@@ -35,16 +35,12 @@ from alpha.backends.cuda.launches import (
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, copy, in_order
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.compile import Source
-from alpha.cuda_runtime.memory import aligned
+from alpha.cuda_runtime.memory import Span, aligned
+from alpha.ops.numerics import UNIT_ROUNDOFF, growth
 from alpha.ops.spec import Sample
 from alpha.types import Attrs, TensorType
 
 LARGEST_VOCABULARY = 131_072
-
-Mode = Literal["loss", "fused"]
-SHARED_LIMIT = 232_448
-SHARED_OF_SM = 233_472
-RESERVED = 1024  # shared memory that the system takes from each CTA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,73 +70,92 @@ class LossProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """How it is computed: lanes that a row is dealt to (they decide bits; 0: as many as threads), threads per row, 16-byte vectors that
-    each keeps in shared memory and in registers, CTAs per multiprocessor."""
+    """How it is computed: threads per row, lanes that it is dealt to (they decide bits; 0: as many as threads), CTAs per multiprocessor."""
 
     threads: int
     lanes: int = 0
-    shared: int = 0
-    registers: int = 0
     blocks: int = 1
 
 
-def choose(problem: LossProblem, mode: Mode) -> LossConfig:
-    """Two or more rows per multiprocessor at a time where shared memory holds them; else 1024 threads on one row, what does not
-    fit shared memory in registers. The lanes do not depend on the mode, so that all modes give the same bits of lse; the loss alone
-    deals them to fewer threads, for ten rows per multiprocessor at a time."""
+def choose(problem: LossProblem) -> LossConfig:
+    """Lanes by the vocabulary, dealt to a quarter as many threads, for ten rows per multiprocessor at a time."""
     vectors = ceil_div(problem.vocabulary, PER_VECTOR)
     lanes = 128 if vectors <= 1024 else 256 if vectors <= 3072 else 512 if vectors <= 512 * 13 else 1024
-    if mode == "loss":
-        threads = max(128, lanes // 4)
-        return LossConfig(threads=threads, lanes=lanes, blocks=1280 // threads)
-    most = (SHARED_LIMIT - 1024) // (16 * lanes)
-    each = ceil_div(vectors, lanes)
-    shared = min(each, most)
-    blocks = max(1, min(1536 // lanes, SHARED_OF_SM // (16 * lanes * shared + 512 + RESERVED)))
-    return LossConfig(threads=lanes, shared=shared, registers=each - shared, blocks=blocks)
+    threads = max(128, lanes // 4)
+    return LossConfig(threads=threads, lanes=lanes, blocks=1280 // threads)
 
 
 _Loss = structure(
     "_Loss",
-    "logits targets loss lse dloss",
+    "logits targets loss lse",
     ("stride", ctypes.c_int64),
-    *((name, ctypes.c_int32) for name in ("rows", "vocabulary", "ignore", "dloss_stride")),
+    *((name, ctypes.c_int32) for name in ("rows", "vocabulary", "ignore")),
     ("z", ctypes.c_float),
 )
 
 
 def cross_entropy(
     problem: LossProblem,
-    mode: Mode,
     *,
     logits: int,
     targets: int,
     lse: int,
     loss: int,
-    dloss: int = 0,
     config: LossConfig | None = None,
     blocks: int = 0,
 ) -> Operation:
     """See the file's text. `loss`, `lse`: fp32 [rows]; `targets`: i32 [rows]."""
     problem.check()
-    c = config or choose(problem, mode)
-    name = f"cross entropy {mode}"
-    addresses(name, logits=logits)
-    addresses(name, 4, targets=targets, lse=lse, loss=loss)
-    if mode != "loss":
-        addresses(name, 4, dloss=dloss)
-    defines: dict[str, object] = {"LOSS_GRADIENT": int(mode == "fused"), "LOSS_THREADS": c.threads}
-    defines["LOSS_LANES"] = c.lanes or c.threads
-    defines |= {"LOSS_SHARED": c.shared, "LOSS_REGISTERS": c.registers, "LOSS_BLOCKS": c.blocks}
-    grid = limit(min(problem.rows, MULTIPROCESSORS * c.blocks), blocks)
-    arguments = _Loss(
-        logits, targets, loss, lse, dloss, problem.stride,
-        problem.rows, problem.vocabulary, problem.ignore, 0, problem.z_loss,
-    )  # fmt: skip
-    of = kernel("loss/cross_entropy.cu", "cross_entropy", defines, shared_bytes=16 * c.threads * c.shared)
-    logits_bytes = 2 * problem.rows * problem.vocabulary
-    run = launch(of, grid, c.threads, arguments)
-    return Operation(f"{name} {problem}", (run,), logits_bytes * (1 if mode == "loss" else 2) + 12 * problem.rows)
+    c = config or choose(problem)
+    addresses("cross entropy", logits=logits)
+    addresses("cross entropy", 4, targets=targets, lse=lse, loss=loss)
+    defines: dict[str, object] = {"LOSS_THREADS": c.threads, "LOSS_LANES": c.lanes or c.threads, "LOSS_BLOCKS": c.blocks}
+    arguments = _Loss(logits, targets, loss, lse, problem.stride, problem.rows, problem.vocabulary, problem.ignore, problem.z_loss)
+    run = launch(kernel("loss/cross_entropy.cu", "cross_entropy", defines), limit(min(problem.rows, MULTIPROCESSORS * c.blocks), blocks),
+                 c.threads, arguments)
+    return Operation(f"cross entropy {problem}", (run,), 2 * problem.rows * problem.vocabulary + 12 * problem.rows)
+
+
+_Head = structure(
+    "_Head",
+    "x weight targets anchors powers sums scale factors scaled loss",
+    ("stride", ctypes.c_int64),
+    *((name, ctypes.c_int32) for name in ("rows", "vocabulary", "width", "tiles", "ignore")),
+    ("z", ctypes.c_float),
+)
+
+
+def head(
+    problem: LossProblem,
+    width: int,
+    *,
+    x: int,
+    weight: int,
+    targets: int,
+    anchors: int,
+    powers: int,
+    sums: int,
+    scale: int,
+    factors: int,
+    scaled: int,
+    loss: int,
+    blocks: int = 0,
+) -> tuple[Operation, Operation]:
+    """What goes before the product of the logits and what follows it: anchors, and the end of the loss (kernels/loss/head.cu). `x` bf16
+    [rows, width], `weight` bf16 [vocabulary, width], `targets` i32 [rows], `powers` bf16 [rows, stride], `sums` fp32 [tiles, rows];
+    `anchors`, `scale`, `factors`, `loss` fp32 [rows]; `scaled` bf16 [rows, width]."""
+    problem.check()
+    p = problem
+    addresses("head", x=x, weight=weight, powers=powers, scaled=scaled)
+    addresses("head", 4, targets=targets, anchors=anchors, sums=sums, scale=scale, factors=factors, loss=loss)
+    tiles = ceil_div(p.vocabulary, gemm.DEFERRED.bn)
+    arguments = _Head(x, weight, targets, anchors, powers, sums, scale, factors, scaled, loss, p.stride,
+                      p.rows, p.vocabulary, width, tiles, p.ignore, p.z_loss)
+    most = 8 * MULTIPROCESSORS
+    before = launch(kernel("loss/head.cu", "head_anchor", {}), limit(min(ceil_div(p.rows, 8), most), blocks), 256, arguments)
+    behind = launch(kernel("loss/head.cu", "head_finish", {}), limit(min(ceil_div(p.rows, 32), most), blocks), 256, arguments)
+    return (Operation(f"anchors {problem}", (before,), 4 * p.rows * width + 8 * p.rows),
+            Operation(f"end of the loss {problem}", (behind,), 4 * p.rows * (width + tiles) + 24 * p.rows))
 
 
 def total(rows: int, *, loss: int, targets: int, out: int, ignore: int = -1, add: bool = False) -> Operation:
@@ -173,9 +188,9 @@ def chunks(x: TensorType, weight: TensorType, attrs: Attrs, gradients: bool) -> 
     found = []
     for start in range(0, n, step):
         rows = min(step, n - start)
-        gemms = [GemmProblem(m=rows, n=v, k=c, ldc=stride)]
+        gemms = [GemmProblem(m=rows, n=v, k=c, ldc=stride, rows="powers" if gradients else "none")]
         if gradients:
-            gemms.append(GemmProblem(m=rows, n=c, k=v, lda=stride, b_major="n"))
+            gemms.append(GemmProblem(m=rows, n=c, k=v, lda=stride, b_major="n", rows="blend"))
             gemms.append(GemmProblem(m=v, n=c, k=rows, a_major="m", b_major="n", lda=stride, out="f32+=" if start else "f32"))
         loss = LossProblem(rows=rows, vocabulary=v, stride=stride, ignore=int(attrs["ignore_index"]),  # type: ignore[call-overload]
                            z_loss=float(attrs["z_loss"]))  # type: ignore[arg-type]
@@ -183,39 +198,63 @@ def chunks(x: TensorType, weight: TensorType, attrs: Attrs, gradients: bool) -> 
     return found
 
 
-def _scratch_parts(parts: Sequence[_Chunk]) -> list[int]:
-    """Bytes: logits, losses, log-sum-exps, the two sums, workspace of the products."""
+def _of_targets(x: TensorType, weight: TensorType) -> EmbeddingProblem:
+    """What targets add to the weight's gradient."""
+    return EmbeddingProblem(count=x.shape[0], vocabulary=weight.shape[0], width=x.shape[1])
+
+
+def _scratch_parts(x: TensorType, weight: TensorType, parts: Sequence[_Chunk]) -> list[int]:
+    """Bytes: logits, losses, log-sum-exps or anchors, the two sums, workspace of the products. With gradients also the sums of powers, what
+    rows are multiplied by, x times that, how often each row of x counts at its target; the workspace of those lies where logits were."""
     first = parts[0]
     work = max(gemm.choose(g).workspace_bytes() for p in parts for g in p.gemms)
-    return [2 * first.rows * first.loss.stride, 4 * first.rows, 4 * first.rows, 8, work]
+    found = [2 * first.rows * first.loss.stride, 4 * first.rows, 4 * first.rows, 8, work]
+    logits, *rest = first.gemms
+    if not rest:
+        return found
+    found[0] = max(found[0], _of_targets(x, weight).workspace_bytes())
+    return [*found, gemm.choose(logits).sums_bytes(logits), 4 * first.rows, 2 * first.rows * logits.k, 4 * x.shape[0]]
 
 
 def _head(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs, gradients: bool) -> Callable[[int], None]:
     x, weight, targets = ins
     parts = chunks(x.type, weight.type, attrs, gradients)
-    logits, loss, lse, sums, work = (gpu.scratch(n).address for n in _scratch_parts(parts))
-    one = gpu.constant("one", lambda: np.ones(1, np.float32)).address
+    spans = [gpu.scratch(n) for n in _scratch_parts(x.type, weight.type, parts)]
+    logits, loss, lse, sums, work, *more = (span.address for span in spans)
     width = 2 * x.type.shape[1]
     found: list[tuple[str | None, Callable[[int], None]]] = []
     for p in parts:
         rows, ids = x.address + p.start * width, targets.address + 4 * p.start
 
-        def multiply(problem: GemmProblem, a: int, b: int, c: int) -> Callable[[int], None]:
+        def multiply(problem: GemmProblem, a: int, b: int, c: int, **of_rows: int) -> Callable[[int], None]:
             config = gemm.choose(problem, gpu.blocks)
             counter = gpu.counters(config.counter_bytes()).address if config.ahead else 0
-            return gemm.prepare(problem, config, a=a, b=b, c=c, workspace=work, counter=counter)
+            return gemm.prepare(problem, config, a=a, b=b, c=c, workspace=work, counter=counter, **of_rows)
 
-        forward: list[Callable[[int], None]] = [
-            multiply(p.gemms[0], rows, weight.address, logits),
-            cross_entropy(p.loss, "fused" if gradients else "loss", logits=logits, targets=ids, loss=loss, lse=lse, dloss=one,
-                          blocks=gpu.blocks),
-            total(p.rows, loss=loss, targets=ids, out=sums, ignore=p.loss.ignore, add=p.start > 0)]
+        forward: list[Callable[[int], None]]
+        backward: list[Callable[[int], None]] = []
+        if gradients:
+            powers, scale, scaled, factors = more
+            factor = factors + 4 * p.start
+            before, behind = head(p.loss, x.type.shape[1], x=rows, weight=weight.address, targets=ids, anchors=lse, powers=logits,
+                                  sums=powers, scale=scale, factors=factor, scaled=scaled, loss=loss, blocks=gpu.blocks)
+            forward = [before, multiply(p.gemms[0], rows, weight.address, logits, rows=lse, sums=powers), behind]
+            backward = [multiply(p.gemms[1], logits, weight.address, outs[1].address + p.start * width, rows=scale, factors=factor,
+                                 picks=ids, table=weight.address),
+                        multiply(p.gemms[2], logits, scaled, outs[2].address)]
+            if p is parts[-1]:
+                backward.append(embedding.backward(_of_targets(x.type, weight.type), dy=x.address, ids=targets.address,
+                                                   dtable=outs[2].address, workspace=spans[0], out="f32+=", factors=factors,
+                                                   blocks=gpu.blocks))
+        else:
+            forward = [multiply(p.gemms[0], rows, weight.address, logits),
+                       cross_entropy(p.loss, logits=logits, targets=ids, loss=loss, lse=lse, blocks=gpu.blocks)]
+        forward.append(total(p.rows, loss=loss, targets=ids, out=sums, ignore=p.loss.ignore, add=p.start > 0))
         if p is parts[-1]:
             forward.append(lambda stream: copy(outs[0].address, sums, 4, stream))
         found.append((None, in_order(forward)))
         if gradients:
-            found.append(("backward", in_order([multiply(p.gemms[1], logits, weight.address, outs[1].address + p.start * width),
-                                                multiply(p.gemms[2], logits, rows, outs[2].address)])))
+            found.append(("backward", in_order(backward)))
     return Parts(*found)
 
 
@@ -226,7 +265,7 @@ def linear_cross_entropy(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operan
 
 def linear_cross_entropy_grad(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
     """The sum of the losses, dx, and dweight in fp32; chunks are added to dweight in order. The two products that make the gradients belong
-    to the backward pass; the gradient of the logits is made by the kernel that makes the loss, and counts where that does."""
+    to the backward pass."""
     return _head(gpu, ins, outs, attrs, True)
 
 
@@ -244,11 +283,11 @@ def count_valid(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs
 
 
 def _scratch(gradients: bool, types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> int:
-    return sum(aligned(n) for n in _scratch_parts(chunks(types[0], types[1], attrs, gradients)))
+    return sum(aligned(n) for n in _scratch_parts(types[0], types[1], chunks(types[0], types[1], attrs, gradients)))
 
 
 def _sources(gradients: bool) -> list[Source]:
-    """The products in both forms of dweight, and cross entropy for every vocabulary."""
+    """The products in both forms of dweight, and the loss for every vocabulary."""
     found: dict[Source, None] = {}
     for rows in (1, 2):
         x, weight = TensorType((rows, 8), "bf16"), TensorType((8, 8), "bf16")
@@ -266,8 +305,15 @@ def _loss_only(gradients: bool, gpu: Gpu, ins: Sequence[Operand], outs: Sequence
     x, weight, _ = ins
     for p in chunks(x.type, weight.type, attrs, False):
         at = ins[0].address
-        steps.append(cross_entropy(p.loss, "fused" if gradients else "loss", logits=at, targets=at, loss=at, lse=at, dloss=at))
+        if gradients:
+            steps += head(p.loss, x.type.shape[1], x=at, weight=at, targets=at, anchors=at, powers=at, sums=at, scale=at, factors=at,
+                          scaled=at, loss=at)
+        else:
+            steps.append(cross_entropy(p.loss, logits=at, targets=at, loss=at, lse=at))
         steps.append(total(p.rows, loss=at, targets=at, out=at, add=p.start > 0))
+    if gradients:
+        of = _of_targets(x.type, weight.type)
+        steps.append(embedding.backward(of, dy=at, ids=at, dtable=at, workspace=Span(at, of.workspace_bytes()), out="f32+=", factors=at))
     return steps[-1]
 
 
@@ -287,11 +333,24 @@ def _fits(types: Sequence[TensorType], attrs: Attrs) -> bool:
 
 VOCABULARIES = (53, 1027, 3067, 3077, 5117, 5125, 7163, 7171, 9001, 10243, 14331, 14347, 18427, 18435, 22523, 22531, 25003, 28675, 36859,
                 36867, 45051, 45061, 53243, 53251, 65531, 65541, 81917, 81923, 98299, 98309, 114683, 114691, 131067)
-"""One for each form of cross entropy with gradients, near either end of the form's range in turn; off the multiples of 8, so that the last
-vector of a row is partly padding."""
+"""Near either end of the ranges of the loss's forms, and between; off the multiples of 8, so that the last vector of a row is partly
+padding, and the last tile of powers ragged."""
+
+SIZES = ((300, 24, 600, 280), (300, 776, 520, 300))
+"""(N, C, V, chunk): tiles of powers that leave under fewer steps than they take, and that leave under the next tile."""
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
+    for n, c, v, chunk in SIZES:
+        targets = rng.integers(0, v, n).astype(np.int32)
+        targets[rng.random(n) < 0.1] = -1
+        yield Sample(name=f"gpu-{n}x{c}x{v}", attrs={"ignore_index": -1, "z_loss": 1e-3, "chunk": chunk},
+                     inputs=(rng.standard_normal((n, c)), rng.standard_normal((v, c)) / c**0.5, targets))
+    n, v = 70, 1027  # losses of 10 to 400: above 55 a row is made anew
+    targets = rng.integers(0, v, n).astype(np.int32)
+    targets[::9] = 3
+    yield Sample(name="gpu-anew", attrs={"ignore_index": 3, "z_loss": 1e-3, "chunk": 48},
+                 inputs=(rng.standard_normal((n, 8)) * np.geomspace(1, 40, n)[:, None], rng.standard_normal((v, 8)), targets))
     for v in VOCABULARIES:
         targets = rng.integers(0, v, 5).astype(np.int32)
         targets[1] = -1
@@ -320,7 +379,50 @@ def _not_finite(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs: A
     return alike(np.full(outs[0].shape, np.nan), outs[0])
 
 
-LARGE = {"astray": Large(_draw_astray, _not_finite), "above": Large(partial(_draw_overflow, 1.0), _not_finite),
+def _draw_parts(rng: np.random.Generator) -> Drawn:
+    """dx by owners that add parts of tiles of 128x256, and a second chunk."""
+    n, c, v = 1500, 264, 4041
+    targets = rng.integers(0, v, n).astype(np.int32)
+    targets[rng.random(n) < 0.1] = -1
+    attrs: dict[str, object] = {"ignore_index": -1, "z_loss": 1e-3, "chunk": 1281}
+    return [(rng.standard_normal((n, c)), "bf16"), (rng.standard_normal((v, c)) / c**0.5, "bf16"), (targets, "i32")], attrs
+
+
+def _error(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs: dict[str, object],
+           outs: Sequence[np.ndarray]) -> tuple[float, int]:
+    """All elements, by float64. A power errs by the shares of its logit, which fp32 sums, and of its exponent, which fp16 keeps; in
+    products also by its own in bf16, and by that of x times s. Without gradients bf16 keeps logits. What fp32 sums errs by growth."""
+    x, weight, targets = (np.asarray(a, np.int64 if a.dtype.kind in "iu" else np.float64) for a in inputs)
+    ignore, z = int(attrs["ignore_index"]), float(attrs["z_loss"])  # type: ignore[call-overload, arg-type]
+    counts, at = targets != ignore, (np.arange(len(targets)), np.where(targets == ignore, 0, targets))
+    logits = x @ weight.T
+    top = logits.max(1, keepdims=True)
+    lse = top + np.log(np.exp(logits - top).sum(1, keepdims=True))
+    p = np.exp(logits - lse) * counts[:, None] * (1 + 2 * z * lse)
+    u, narrow, half = UNIT_ROUNDOFF["f32"], UNIT_ROUNDOFF["bf16"], UNIT_ROUNDOFF["f16"]
+    least = np.sqrt(np.square(x).sum(1, keepdims=True)) * np.sqrt(np.square(weight).sum(1))
+    e = 2 * growth(x.shape[1]) * u * least
+    kept = narrow * np.abs(logits) if len(outs) == 1 else half * np.abs(logits - logits[at][:, None])
+    off = np.abs(p) * (e + kept + 20 * u)
+    losses = counts * ((lse - logits[at][:, None]) + z * lse**2)[:, 0]
+    off_losses = (off.sum(1) + counts * (e + kept * (len(outs) == 1))[at]) * (1 + 2 * z * np.abs(lse[:, 0]))
+    want = [np.array(losses.sum())]
+    allowed = [np.array(off_losses.sum() + (growth(len(x)) + 20) * u * np.abs(losses).sum())]
+    if len(outs) > 1:
+        g = p.copy()
+        g[at] -= counts
+        off += 2 * narrow * np.abs(p)
+        off[at] += counts * 20 * u
+        want += [g @ weight, g.T @ x]
+        allowed += [(off + growth(len(weight)) * u * np.abs(g)) @ np.abs(weight), (off + growth(len(x)) * u * np.abs(g)).T @ np.abs(x)]
+        allowed[1] = allowed[1] + narrow * np.abs(want[1])
+    with np.errstate(divide="ignore", invalid="ignore"):  # rows that do not count have 0, and nothing is allowed them
+        worst = [np.where(got == y, 0.0, np.abs(got - y) / a).max() for got, y, a in zip(outs, want, allowed, strict=True)]
+    return float(np.max(worst)), sum(y.size for y in want)
+
+
+LARGE = {"parts": Large(_draw_parts, _error), "astray": Large(_draw_astray, _not_finite),
+         "above": Large(partial(_draw_overflow, 1.0), _not_finite),
          "below": Large(partial(_draw_overflow, -1.0), _not_finite)}
 CALLS = Calls(further=_samples, large=LARGE, timed=(
     product(bf16(8192, 768), bf16(50304, 768), i32(8192), below=50304, ignore_index=-1, z_loss=0.0, chunk=4096),))
