@@ -69,13 +69,21 @@ struct Epilogue {
         }
     }
 
-    // What ROWS has for this thread's rows in the tile of `work`, asked for now and used after the steps; 0 beyond M.
-    __device__ __forceinline__ void load_rows(OfRows& rows, const Work& work) const {
+    // Asks for what ROWS has for this warpgroup's rows in the tile of `work`: into L1. Loads under way to registers would be waited for before
+    // the steps begin.
+    __device__ __forceinline__ void fetch_rows(const Work& work) const {
         if constexpr (C::ROWS != Rows::none) {
-            const int first = work.m + (C::PINGPONG ? 0 : warpgroup * C::WARPGROUP_M) + warp_row + lane / 4;
+            const int row = work.m + (C::PINGPONG ? 0 : warpgroup * C::WARPGROUP_M) + static_cast<int>(threadIdx.x % 128);
+            if (row < p.m && threadIdx.x % 128 < C::WARPGROUP_M) asm volatile("prefetch.global.L1 [%0];" ::"l"(p.rows + row));
+        }
+    }
+
+    // What ROWS has for this thread's rows in the tile; 0 beyond M.
+    __device__ __forceinline__ void load_rows(OfRows& rows) const {
+        if constexpr (C::ROWS != Rows::none) {
 #pragma unroll
             for (int i = 0; i < 2 * C::MI; ++i) {
-                const int row = first + i / 2 * 64 + i % 2 * 8;
+                const int row = row0 + warp_row + lane / 4 + i / 2 * 64 + i % 2 * 8;
                 rows[i] = row < p.m ? __ldg(p.rows + row) : 0.0f;
             }
         }
@@ -217,21 +225,21 @@ struct Epilogue {
         }
     }
 
-    // POWERS. Makes powers of half a chunk of a tile's differences, in their place; with the last half the sums leave.
-    __device__ __forceinline__ void raise(Rounded& rounded, int half) {
+    // POWERS. Makes powers of half a chunk of a tile's differences, in their place.
+    template <int HALF>
+    __device__ __forceinline__ void raise(Rounded& rounded) {
 #pragma unroll
-        for (int h = 0; h < 2 * ITEMS; ++h) {
-            if (h != half) continue;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                uint32_t& two = rounded[0][h * 8 + i];
-                two = min_f16(two, most[i % 2]);
-                const float low = exp2_approx(f16_low(two)), high = exp2_approx(f16_high(two));
-                sums[i % 2] += low + high;
-                two = pack_bf16(low, high);
-            }
+        for (int i = 0; i < 8; ++i) {
+            uint32_t& two = rounded[0][HALF * 8 + i];
+            two = min_f16(two, most[i % 2]);
+            const float low = exp2_approx(f16_low(two)), high = exp2_approx(f16_high(two));
+            sums[i % 2] += low + high;
+            two = pack_bf16(low, high);
         }
-        if (half + 1 < 2 * ITEMS) return;
+    }
+
+    // POWERS. The sums of the tile leave.
+    __device__ __forceinline__ void write_sums() const {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float sum = sums[r];
@@ -242,19 +250,23 @@ struct Epilogue {
         }
     }
 
-    // DEFER. Step `step` of LEAVING of a rounded tile's way. POWERS: each chunk is raised half by half and written, two of these under every
-    // other step, and the two warpgroups take turns. Were both to raise at once, the tensor cores would have nothing to do: a warpgroup hands
-    // them little ahead.
+    // DEFER. Step `step` of LEAVING of a rounded tile's way. POWERS: each chunk is raised half by half, then written.
     __device__ __forceinline__ void leave(Rounded& rounded, int step) {
         if constexpr (POWERS) {
-            if (step % 2 != warpgroup) return;
-#pragma unroll 1
-            for (int part = step / 2 * 2; part < step / 2 * 2 + 2; ++part) {
-                if (part % 3 < 2) {
-                    raise(rounded, part / 3 * 2 + part % 3);
-                } else {
-                    write_rounded(rounded, part / 3, part / 3 + 1);
-                }
+            static_assert(ITEMS == 4, "a case for each step");
+            switch (step) {
+                case 0: raise<0>(rounded); break;
+                case 1: raise<1>(rounded); break;
+                case 2: write_one<0>(rounded); break;
+                case 3: raise<2>(rounded); break;
+                case 4: raise<3>(rounded); break;
+                case 5: write_one<1>(rounded); break;
+                case 6: raise<4>(rounded); break;
+                case 7: raise<5>(rounded); break;
+                case 8: write_one<2>(rounded); break;
+                case 9: raise<6>(rounded); break;
+                case 10: raise<7>(rounded); write_sums(); break;
+                default: write_one<3>(rounded); break;
             }
         } else {
             write_rounded(rounded, step, step + 1);
@@ -271,26 +283,32 @@ struct Epilogue {
         }
     }
 
-    // DEFER. Writes chunks `first` .. `last` - 1 of a rounded tile and sends them off.
+    // DEFER. Writes chunk ITEM of a rounded tile and sends it off.
+    template <int ITEM>
+    __device__ __forceinline__ void write_one(const Rounded& rounded) {
+        if (issuer) tma_store_wait_read<STAGING - 1>();
+        named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+        const uint32_t address = smem_address(buffer_of(0));
+        const uint32_t* const v = &rounded[ITEM / CHUNKS][ITEM % CHUNKS * 16];
+#pragma unroll
+        for (int q = 0; q < 4; ++q)
+            stmatrix_x4(address + swizzle_128(warp_row + (lane & 15), q * 32 + (lane >> 4) * 16), v[4 * q], v[4 * q + 1], v[4 * q + 2],
+                        v[4 * q + 3]);
+        fence_async_shared();  // by the writers, towards the copy engine
+        named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+        if (issuer) {
+            send_item(ITEM, 0);
+            tma_store_commit();
+        }
+        ++chunks_done;
+    }
+
+    // DEFER. Writes chunks `first` .. `last` - 1 of a rounded tile.
+    template <int ITEM = 0>
     __device__ __forceinline__ void write_rounded(const Rounded& rounded, int first, int last) {
-#pragma unroll
-        for (int item = 0; item < ITEMS; ++item) {
-            if (item < first || item >= last) continue;
-            if (issuer) tma_store_wait_read<STAGING - 1>();
-            named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
-            const uint32_t address = smem_address(buffer_of(0));
-            const uint32_t* const v = &rounded[item / CHUNKS][item % CHUNKS * 16];
-#pragma unroll
-            for (int q = 0; q < 4; ++q)
-                stmatrix_x4(address + swizzle_128(warp_row + (lane & 15), q * 32 + (lane >> 4) * 16), v[4 * q], v[4 * q + 1],
-                            v[4 * q + 2], v[4 * q + 3]);
-            fence_async_shared();  // by the writers, towards the copy engine
-            named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
-            if (issuer) {
-                send_item(item, 0);
-                tma_store_commit();
-            }
-            ++chunks_done;
+        if constexpr (ITEM < ITEMS) {
+            if (ITEM >= first && ITEM < last) write_one<ITEM>(rounded);
+            write_rounded<ITEM + 1>(rounded, first, last);
         }
     }
 

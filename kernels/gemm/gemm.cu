@@ -96,14 +96,15 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
         steps_done += work.k_count;
         typename Epilogue<C>::Bias bias;
         epilogue.load_bias(bias, work.n);
+        epilogue.fetch_rows(work);
         typename Epilogue<C>::OfRows rows;
-        epilogue.load_rows(rows, work);
         if constexpr (C::DEFER) {
             multiply<C, Epilogue<C>::LEAVING>(acc, slots, ring, steps_before, work, warpgroup, lane, [&](int step) {
                 if (waiting) epilogue.leave(rounded, step);
             });
             if (waiting) epilogue.leave_rest(rounded, work.k_count);  // where there are fewer steps than it takes
             epilogue.begin(work);
+            epilogue.load_rows(rows);
             epilogue.blend(acc, rows);
             epilogue.round(rounded, acc, bias, rows);
             waiting = true;
@@ -122,6 +123,7 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
             epilogue.write_partial(acc, work.slot, rank);
             continue;
         }
+        epilogue.load_rows(rows);
         epilogue.blend(acc, rows);
         epilogue.write(acc, bias);
     }

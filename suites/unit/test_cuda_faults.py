@@ -141,19 +141,19 @@ def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config, seed: 
         assert not missing, f"{component.id}: no sample launches {missing}"
 
 
-@pytest.mark.parametrize(("vocabulary", "lanes"), [(8203, 2), (24600, 4)])
-def test_the_loss_alone_has_the_bits_of_the_fused_one(vocabulary: int, lanes: int) -> None:
-    """Each of its threads takes the part of `lanes` threads of the other (kernels/loss/cross_entropy.cu)."""
+@pytest.mark.parametrize(("vocabulary", "share"), [(8203, 2), (24600, 4)])
+def test_narrow_ctas_give_the_bits_of_wide_ones(vocabulary: int, share: int) -> None:
+    """Each thread takes the part of `share` threads of the other (kernels/loss/cross_entropy.cu)."""
     rows = 200  # sums that differ have the same logarithm most often
     problem = loss.LossProblem(rows=rows, vocabulary=vocabulary, stride=-(-vocabulary // 8) * 8)
     logits = bf16_bits(np.random.default_rng(1).standard_normal((rows, problem.stride))).astype(np.uint16)
-    targets, told = placed(np.arange(rows, dtype=np.int32) - 1), []
+    targets, told, narrow = placed(np.arange(rows, dtype=np.int32) - 1), [], loss.choose(problem)
     with on_threads():
-        for mode in ("loss", "fused"):
-            work, out = placed(logits), placed(np.ones((3, rows), np.float32))
-            loss.cross_entropy(problem, mode, logits=at(work), targets=at(targets), lse=at(out[0]), loss=at(out[1]), dloss=at(out[2]))()
-            told.append(out[:2].tobytes())
-    assert loss.choose(problem, "fused").threads // loss.choose(problem, "loss").threads == lanes
+        for config in (narrow, loss.LossConfig(threads=narrow.lanes, lanes=narrow.lanes)):
+            work, out = placed(logits), placed(np.ones((2, rows), np.float32))
+            loss.cross_entropy(problem, logits=at(work), targets=at(targets), lse=at(out[0]), loss=at(out[1]), config=config)()
+            told.append(out.tobytes())
+    assert narrow.lanes // narrow.threads == share
     assert told[0] == told[1]
 
 

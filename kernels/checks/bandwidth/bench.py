@@ -34,7 +34,6 @@ from timing import (
     gpu,
     normal,
     ours,
-    ours_fresh,
     peers,
     poison,
     repeat,
@@ -203,66 +202,36 @@ def norms() -> None:
 # -- cross entropy ---------------------------------------------------------------------------------------------------------------------
 
 
-def loss_times(p: loss.LossProblem, original: torch.Tensor, targets: torch.Tensor) -> tuple[dict[str, float], int, float]:
-    """(ms of the fused mode by candidate, its fewest bytes, ms of the loss alone), held to float64. `original`: the logits, which stay."""
-    logits = original.clone()
+def loss_of(rows: int, vocabulary: int, stride: int) -> None:
+    """The loss alone; with gradients it is part of the head's products (kernels/loss/head.cu)."""
+    logits = normal(rows, stride, factor=2)
+    targets = torch.randint(0, vocabulary, (rows,), device=DEVICE, dtype=torch.int32, generator=RANDOM)
+    targets[::7] = -1
+    p = loss.LossProblem(rows=rows, vocabulary=vocabulary, stride=stride, z_loss=1e-4)
     losses_, lse = poison(p.rows, dtype=f32), poison(p.rows, dtype=f32)
-    one = torch.ones(1, device=DEVICE)
-    fresh = [torch.empty_like(original) for _ in range(6)]
 
-    def refill() -> None:
-        for buffer in fresh:
-            buffer.copy_(original)
-        torch.cuda.synchronize()
+    def make(config: loss.LossConfig | None) -> list[Operation]:
+        return [loss.cross_entropy(p, logits=at(logits), targets=at(targets), lse=at(lse), loss=at(losses_), config=config)] * 2
 
-    def make(config: loss.LossConfig | None, mode: Any = "fused", of: Sequence[torch.Tensor] = ()) -> list[Operation]:
-        common: Any = dict(targets=at(targets), lse=at(lse), loss=at(losses_), dloss=at(one), config=config)
-        return [loss.cross_entropy(p, mode, logits=at(t), **common) for t in of or fresh]
-
-    times, _ = search(shapes.loss_candidates(p), make, lambda operations: ours_fresh(operations, refill))
-    operation = make(None, of=[logits])[0]
-    logits.copy_(original)
-    torch.cuda.synchronize()
+    times, (operation, _) = search(shapes.loss_candidates(p), make)
     run_once(operation)
     for row in range(64):
-        x = original[row, : p.vocabulary].double()
+        x = logits[row, : p.vocabulary].double()
         log_sum, target = torch.logsumexp(x, 0), int(targets[row].item())
         want = 0.0 if target < 0 else (log_sum - x[target] + 1e-4 * log_sum * log_sum).item()
         within("lse", abs(lse[row].item() - log_sum.item()) / max(1, abs(log_sum.item())), 1e-5)
         within("loss", abs(losses_[row].item() - want) / max(1, abs(want)), 2e-5)
-        gradient = torch.softmax(x, 0) * (1 + 2e-4 * log_sum)
-        if target >= 0:
-            gradient[target] -= 1
-        else:
-            gradient.zero_()
-        excess = ((logits[row, : p.vocabulary].double() - gradient).abs() - gradient.abs() * 2.0**-7.98).max().item()
-        within(f"gradient of row {row}", excess, 1e-9)
-    if p.stride > p.vocabulary and not torch.equal(logits[:, p.vocabulary :], original[:, p.vocabulary :]):
-        fail("padding written")
-    repeat(operation, [logits, losses_, lse], lambda: logits.copy_(original))
-    return times, operation.nbytes, ours(make(None, "loss", [original] * 2))
-
-
-def loss_of(rows: int, vocabulary: int, stride: int) -> None:
-    """The loss and its gradient in place of the logits, and the loss alone."""
-    original = normal(rows, stride, factor=2)
-    targets = torch.randint(0, vocabulary, (rows,), device=DEVICE, dtype=torch.int32, generator=RANDOM)
-    targets[::7] = -1
-    p = loss.LossProblem(rows=rows, vocabulary=vocabulary, stride=stride, z_loss=1e-4)
-    times, nbytes, only = loss_times(p, original, targets)
-    leaf = original[:, :vocabulary].contiguous().requires_grad_(True)
-    long = targets.long()
+    repeat(operation, [losses_, lse], lambda: None)
+    long, read = targets.long(), logits[:, :vocabulary]
 
     def plain(t: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(t.float(), long, ignore_index=-1, reduction="sum")
 
     def call(kind: str) -> Calls:
         f = compiled(plain, kind)
-        return [lambda: torch.autograd.grad(f(leaf), leaf)]
+        return [lambda: f(read)]
 
-    title = f"cross entropy {rows}x{vocabulary}"
-    report(f"{title} fused", nbytes, times["choice"], peers(call), times)
-    report(f"{title} loss only", nbytes // 2, only)
+    report(f"cross entropy {rows}x{vocabulary}", operation.nbytes, times["choice"], peers(call), times)
 
 
 def losses() -> None:

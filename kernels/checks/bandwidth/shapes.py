@@ -98,21 +98,13 @@ def backward_candidates(p: norm.NormProblem) -> dict[str, norm.NormBackward]:
 
 
 def loss_candidates(p: loss.LossProblem) -> dict[str, loss.LossConfig]:
-    """Of the fused mode, by name; "choice" is the wrapper's."""
-    found = {"choice": loss.choose(p, "fused")}
-    if not WIDE:
-        return found
-    vectors = -(-p.vocabulary // 8)
-    for threads in (256, 384, 512, 768, 1024):
-        each = -(-vectors // threads)
-        shared = min(each, (loss.SHARED_LIMIT - 1024) // (16 * threads))
-        if each - shared > 6 or threads * each > vectors * 1.15:
-            continue
-        blocks = min(2048 // threads, loss.SHARED_OF_SM // (16 * threads * shared + 512 + loss.RESERVED))
-        if 65536 // (threads * blocks) < 32 + 4 * (each - shared):
-            continue
-        c = loss.LossConfig(threads=threads, shared=shared, registers=each - shared, blocks=blocks)
-        found.setdefault(f"t{threads}s{shared}r{each - shared}b{blocks}", c)
+    """By name; "choice" is the wrapper's. The others deal its lanes to other numbers of threads."""
+    choice = loss.choose(p)
+    found = {"choice": choice}
+    for share in (1, 2, 4) if WIDE else ():
+        threads = choice.lanes // share
+        if threads >= 128:
+            found.setdefault(f"t{threads}", loss.LossConfig(threads=threads, lanes=choice.lanes, blocks=1280 // threads))
     return found
 
 
@@ -139,8 +131,7 @@ def build_all() -> None:
     for rows, vocabulary, stride in LOSSES:
         entropy = loss.LossProblem(rows=rows, vocabulary=vocabulary, stride=stride, z_loss=1e-4)
         for config in loss_candidates(entropy).values():
-            loss.cross_entropy(entropy, "fused", logits=a, targets=a, lse=a, loss=a, dloss=a, config=config)
-        loss.cross_entropy(entropy, "loss", logits=a, targets=a, lse=a, loss=a)
+            loss.cross_entropy(entropy, logits=a, targets=a, lse=a, loss=a, config=config)
     for copy in (False, True):
         adamw = update.AdamwProblem(chunks=9, elements=9, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, copy=copy)
         update.adamw_step(adamw, table=a, param=a, grad=a, m=a, v=a, coefficient=a, lr=a, step=a, finite=a, copy=a)

@@ -81,26 +81,6 @@ def ours(operations: Sequence[Operation], rounds: int = 7) -> float:
     return sorted(times)[rounds // 2]
 
 
-def ours_fresh(operations: Sequence[Operation], refill: Callable[[], None], rounds: int = 5) -> float:
-    """The same for operations that overwrite their inputs: one replay over all of them after each refill()."""
-    refill()
-    for operation in operations:
-        operation(STREAM)
-    gpu.synchronize()
-    graph = capture(partial(_all, operations), STREAM)
-    times = []
-    for _ in range(rounds):
-        refill()
-        first, last = gpu.event(), gpu.event()
-        first.record(STREAM)
-        graph.launch(STREAM)
-        last.record(STREAM)
-        last.synchronize()
-        times.append(last.time_since(first) / len(operations))
-    graph.destroy()
-    return sorted(times)[rounds // 2]
-
-
 def theirs(make: Callable[[], Calls | None], rounds: int = 7) -> float:
     """The same for the PyTorch calls of make(), 0 where it has none. Both run on one stream, since backward passes run on that of their
     forward pass."""
