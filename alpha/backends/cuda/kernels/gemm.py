@@ -392,12 +392,8 @@ def prepare(
         needed["aux"] = aux
     if p.bias:
         needed["bias"] = bias
-    if p.rows != "none":
-        needed["rows"] = rows
-    if p.rows == "powers":
-        needed["sums"] = sums
     if p.rows == "blend":
-        needed |= {"factors": factors, "table": table}
+        needed["table"] = table
     if config.split_units:
         needed["workspace"] = workspace
     if config.ahead:
@@ -405,6 +401,10 @@ def prepare(
     for name, address in needed.items():
         if address <= 0 or address % 16:
             raise ShapeError(f"gemm {problem}: address of {name}", came=hex(address), expected="a device address, 16-byte aligned")
+    single = {"none": {}, "powers": {"rows": rows, "sums": sums}, "blend": {"rows": rows, "factors": factors, "picks": picks}}[p.rows]
+    for name, address in single.items():
+        if address <= 0 or address % 4:
+            raise ShapeError(f"gemm {problem}: address of {name}", came=hex(address), expected="a device address, 4-byte aligned")
 
     swiglu = p.activation == "swiglu"
     bn_box = config.bn // 2 if swiglu or config.cluster == 2 else config.bn
