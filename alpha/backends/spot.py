@@ -283,6 +283,7 @@ class _Head:
     A logit errs by e = (growth(C) + 2) u |x| |w|, and by half an ulp where operands are narrower than sums: the chunked head of a GPU keeps
     logits and their gradients as it keeps operands. So the log of a row's normaliser errs by that and growth(V), and a probability p by
     the share s = 2 e + (growth(V) + 2 largest distance from the normaliser + 2 |lse| + 20) u. Sums of products add growth(N) or growth(V).
+    The other operand of the weight's gradient may have been multiplied by what belongs to its row, and rounded again.
     """
 
     def __init__(self, launch: Launch, ins: Sequence[np.ndarray], rng: np.random.Generator) -> None:
@@ -311,7 +312,7 @@ class _Head:
             dx[at], dx_off[at] = dl @ weight, (off + growth(v) * u * np.abs(dl)) @ np.abs(weight)
             if self._rows is None:
                 dw += dl.T @ x[at]
-                dw_off += (off + growth(n) * u * np.abs(dl)).T @ np.abs(x[at])
+                dw_off += (off + (growth(n) * u + (narrow > u) * narrow) * np.abs(dl)).T @ np.abs(x[at])
         self._want, self._off = (np.array(loss), dx, dw), (np.array(loss_off), dx_off, dw_off)
 
     def look(self, read: Read) -> Look:

@@ -36,7 +36,7 @@ from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, copy, in_order
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.memory import Span, aligned
-from alpha.ops.numerics import UNIT_ROUNDOFF, growth
+from alpha.ops.numerics import UNIT_ROUNDOFF, growth, round_to
 from alpha.ops.spec import Sample
 from alpha.types import Attrs, TensorType
 
@@ -385,7 +385,8 @@ def _draw_parts(rng: np.random.Generator) -> Drawn:
     targets = rng.integers(0, v, n).astype(np.int32)
     targets[rng.random(n) < 0.1] = -1
     attrs: dict[str, object] = {"ignore_index": -1, "z_loss": 1e-3, "chunk": 1281}
-    return [(rng.standard_normal((n, c)), "bf16"), (rng.standard_normal((v, c)) / c**0.5, "bf16"), (targets, "i32")], attrs
+    x, weight = (round_to(a, "bf16") for a in (rng.standard_normal((n, c)), rng.standard_normal((v, c)) / c**0.5))
+    return [(x, "bf16"), (weight, "bf16"), (targets, "i32")], attrs
 
 
 def _error(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs: dict[str, object],
